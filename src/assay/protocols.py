@@ -46,7 +46,9 @@ class Env(Protocol):
     instructions: str  # how to act, for a general language model
     brief: str  # the same in at most a few words, for the built-in small policies
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]: ...
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]: ...
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]: ...
 
@@ -303,7 +305,36 @@ class Method:
 
 
 __all__ = [
-    "SPLITS", "Batch", "Close", "Completion", "Draw", "Env", "Episode", "Fork", "FullEnv", "Generate", "Group", "Iterator",
-    "Learner", "Method", "Metrics", "Renderer", "Request", "Reset", "Restore", "Row", "Sampler", "Sampling", "Snapshot",
-    "Step", "StepResult", "Stream", "TaskKey", "Trace", "Truncate", "Turn", "UserError", "field",
+    "SPLITS",
+    "Batch",
+    "Close",
+    "Completion",
+    "Draw",
+    "Env",
+    "Episode",
+    "Fork",
+    "FullEnv",
+    "Generate",
+    "Group",
+    "Iterator",
+    "Learner",
+    "Method",
+    "Metrics",
+    "Renderer",
+    "Request",
+    "Reset",
+    "Restore",
+    "Row",
+    "Sampler",
+    "Sampling",
+    "Snapshot",
+    "Step",
+    "StepResult",
+    "Stream",
+    "TaskKey",
+    "Trace",
+    "Truncate",
+    "Turn",
+    "UserError",
+    "field",
 ]

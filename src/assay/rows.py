@@ -63,7 +63,7 @@ class Row:
 
 @dataclass(slots=True)
 class Batch:
-    """What one step collected. `scores` and `turn_scores` start as facts; reward hooks shape them, metrics never read them."""
+    """What one step collected. Scores start as facts; reward hooks shape them, metrics never read them."""
 
     groups: list[Group]  # kept, in key order
     dropped: list[Group] = field(default_factory=list)  # by `keep` or surplus: cost, in no statistic
@@ -84,8 +84,8 @@ class Batch:
 
 @dataclass(slots=True)
 class Stream:
-    """Rows under one loss. The sum of `token weight x loss` over all targets is divided by the named denominator over the
-    whole optimiser step, then multiplied by `weight`. Micro-batching and packing cannot change it beyond rounding."""
+    """Rows under one loss. The sum of `token weight x loss` over all targets is divided by the named denominator over
+    the whole optimiser step, then multiplied by `weight`. Micro-batching and packing cannot change it beyond rounding."""
 
     name: str
     rows: list[Row]
@@ -97,7 +97,7 @@ class Stream:
 
 
 def build_rows(traces: Sequence[Trace], layout: Layout, view: str = "") -> list[Row]:
-    """Rows of the traces in key order; a trace without policy tokens gives none (legal: it counts in statistics only)."""
+    """Rows of the traces in key order; a trace without policy tokens gives none (legal: it counts in statistics)."""
     rows: list[Row] = []
     for trace in sorted(traces, key=lambda t: t.key):
         if layout.name == "append":
@@ -131,9 +131,13 @@ def _row(trace: Trace, turn: int, first: int, end: int, view: str) -> Row:
         provenance.append(block_provenance)
         length += len(block_ids)
     return Row(
-        trace, turn, view,
-        np.concatenate(ids).astype(np.int32), np.concatenate(provenance).astype(np.uint8),
-        np.concatenate(at) if at else np.zeros(0, np.int32), np.concatenate(turns) if turns else np.zeros(0, np.int32),
+        trace,
+        turn,
+        view,
+        np.concatenate(ids).astype(np.int32),
+        np.concatenate(provenance).astype(np.uint8),
+        np.concatenate(at) if at else np.zeros(0, np.int32),
+        np.concatenate(turns) if turns else np.zeros(0, np.int32),
         shared=len(trace.prompt_ids),
     )
 

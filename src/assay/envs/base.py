@@ -32,7 +32,7 @@ def candidate_seed(environment: str, split: str, task: int, attempt: int) -> int
 class TextEnv(gymnasium.Env[str, str]):
     """Base of the built-in environments. A user's own environment need not derive from it."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"]}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 (gymnasium declares it so)
     render_mode: str | None = None
     version: str = "1"
     skills: ClassVar[tuple[str, ...]] = ()

@@ -1,0 +1,223 @@
+"""Causal language models as three functions: hidden states, logits, and where attention looks.
+
+Tokens come *flat*: N tokens of many contexts in one row, with their positions, and no padding. All layers but attention
+act per token; attention is a callback `attend(layer, q, k, v, scale)`, so the sampler (which keeps keys and values in
+slots) and the learner (which shares a group's prompt) run the very same model code. Plain Llama-family models take a
+fused path of about 25 operations a layer; any other architecture of transformers that has pluggable attention goes
+through its own module; `check_exact` compares with the model's own forward and refuses by name what cannot be exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from assay.protocols import UserError
+
+# (layer, q [N, H, E], k [N, K, E], v [N, K, E], scale) -> [N, H, E]: H query heads, K key heads, E head size
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+
+FUSED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+PLAIN_ROPE = ("default", "linear", "llama3")  # frequencies that do not depend on the length seen
+EXACT = 2e-4  # largest difference of a log-prob, nats, that fp32 rounding explains
+
+
+class LayerWeights(NamedTuple):
+    """One decoder layer, projections fused: `qkv` [(H + 2K)E, D], `gate_up` [2M, D]."""
+
+    norm_in: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    norm_mid: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class Network:
+    """A causal model for the sampler and the learner. It owns no copy of the weights."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        config = model.config
+        if not getattr(config, "num_attention_heads", 0):
+            raise UserError(
+                f"{type(model).__name__} cannot be run by the in-process backend: it has no attention to hook into"
+            )
+        self.heads = config.num_attention_heads
+        self.key_heads = getattr(config, "num_key_value_heads", None) or self.heads
+        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.layers = config.num_hidden_layers
+        self.vocabulary = config.vocab_size
+        self.max_length = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
+        self.fused = _can_fuse(model)
+        if self.fused:
+            positions = torch.arange(self.max_length, device=model.device)[None]
+            with torch.no_grad():
+                cos, sin = model.model.rotary_emb(torch.zeros(1, 1, dtype=model.dtype, device=model.device), positions)
+            half = self.head_size // 2
+            self.cos, self.sin = cos[0, :, None, :half].contiguous(), sin[0, :, None, :half].contiguous()
+        else:
+            AttentionInterface.register("assay", _attention_hook)
+            base = model.get_base_model() if hasattr(model, "get_base_model") else model
+            base.set_attn_implementation("assay")
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    def weights(self) -> list[LayerWeights] | None:
+        """Fused weights of all layers, differentiable unless under `no_grad`; None where the path is not fused."""
+        if not self.fused:
+            return None
+        return [_fuse(layer) for layer in self.model.model.layers]
+
+    def hidden(
+        self, ids: Tensor, positions: Tensor, attend: Attend, weights: list[LayerWeights] | None = None
+    ) -> Tensor:
+        """Final hidden states [N, D] of N flat tokens (`ids`, `positions`: int64 [N])."""
+        if not self.fused:
+            return _backbone(self.model)(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, assay_attend=attend
+            ).last_hidden_state[0]
+        model: Any = self.model.model
+        heads, key_heads, size = self.heads, self.key_heads, self.head_size
+        eps, scale = self.model.config.rms_norm_eps, size**-0.5
+        cos, sin = self.cos[positions], self.sin[positions]
+        x = F.embedding(ids, model.embed_tokens.weight)
+        for layer, w in enumerate(self.weights() or [] if weights is None else weights):
+            h = F.rms_norm(x, (x.shape[-1],), w.norm_in, eps)
+            qkv = F.linear(h, w.qkv, w.qkv_bias).view(-1, heads + 2 * key_heads, size)
+            rotated, v = qkv[:, : heads + key_heads], qkv[:, heads + key_heads :]
+            if w.q_norm is not None and w.k_norm is not None:
+                q, k = rotated[:, :heads], rotated[:, heads:]
+                rotated = torch.cat([F.rms_norm(q, (size,), w.q_norm, eps), F.rms_norm(k, (size,), w.k_norm, eps)], 1)
+            a, b = rotated.chunk(2, -1)
+            rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+            mixed = attend(layer, rotated[:, :heads], rotated[:, heads:], v, scale)
+            x = x + F.linear(mixed.reshape(-1, heads * size), w.out, w.out_bias)
+            h = F.rms_norm(x, (x.shape[-1],), w.norm_mid, eps)
+            gate, up = F.linear(h, w.gate_up, w.gate_up_bias).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, w.down, w.down_bias)
+        return F.rms_norm(x, (x.shape[-1],), model.norm.weight, eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 [N, V] from hidden [N, D]: call it only where a token is sampled or scored."""
+        head: Any = self.model.get_output_embeddings()
+        return head(hidden).float()
+
+
+def causal(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attend of one context from its start."""
+    q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return mixed[0].transpose(0, 1)
+
+
+def load_model(path: str, dtype: torch.dtype = torch.float32, **options: Any) -> PreTrainedModel:
+    """`AutoModelForCausalLM.from_pretrained` of a local folder or a hub name, remote code off; UserError if it fails."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model {path!r} cannot be loaded: {_first_line(error)}") from error
+    if hasattr(model, "hf_quantizer"):  # a GGUF file is de-quantised on loading; say so, or it cannot be saved
+        model.hf_quantizer, model.is_quantized = None, False
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+    return model.eval()
+
+
+def check_exact(network: Network, length: int = 48) -> None:
+    """Compares log-probs with the model's own forward on a probe; UserError names the architecture if they differ."""
+    model = network.model
+    name = type(model).__name__
+    window = getattr(model.config, "sliding_window", None)
+    if window and getattr(model.config, "use_sliding_window", True) and window < network.max_length:
+        network.max_length = window  # inside one window, sliding attention is full attention
+    ids = torch.arange(length, device=network.device) * 7919 % network.vocabulary
+    with torch.no_grad():
+        try:
+            ours = network.logits(network.hidden(ids, torch.arange(length, device=network.device), causal))
+        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise UserError(f"{name} cannot be run exactly by the in-process backend: {_first_line(error)}") from error
+        config = (model.get_base_model() if hasattr(model, "get_base_model") else model).config
+        saved = config._attn_implementation
+        config._attn_implementation_internal = "eager"
+        try:
+            theirs = model(input_ids=ids[None], use_cache=False).logits[0].float()
+        finally:
+            config._attn_implementation_internal = saved
+    worst = float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max())
+    if worst > (EXACT if network.dtype == torch.float32 else 0.25):
+        raise UserError(
+            f"{name} cannot be run exactly by the in-process backend: its log-probs differ from transformers' by {worst:.3g} nats"
+        )
+
+
+def _backbone(model: PreTrainedModel) -> nn.Module:
+    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return getattr(base, base.base_model_prefix)
+
+
+def _attention_hook(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, scaling: float | None = None, **extra: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention interface -> `attend`: q [1, H, N, E] in, [1, N, H, E] out."""
+    for name in ("softcap", "s_aux"):
+        if extra.get(name) is not None:
+            raise ValueError(f"its attention uses {name!r}, which this backend does not have")
+    attend: Attend = extra["assay_attend"]
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: Any = module.layer_idx
+    return attend(layer, q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1), scale)[None], None
+
+
+def _can_fuse(model: PreTrainedModel) -> bool:
+    if type(model).__name__ not in FUSED:  # a LoRA model is of another class
+        return False
+    config = model.config
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return rope.get("rope_type", "default") in PLAIN_ROPE and config.hidden_act == "silu"
+
+
+def _cat(*tensors: Tensor | None) -> Tensor | None:
+    return None if tensors[0] is None else torch.cat([t for t in tensors if t is not None])
+
+
+def _fuse(layer: Any) -> LayerWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+    return LayerWeights(
+        layer.input_layernorm.weight,
+        torch.cat([q.weight, k.weight, v.weight]),
+        _cat(q.bias, k.bias, v.bias),
+        getattr(getattr(attention, "q_norm", None), "weight", None),
+        getattr(getattr(attention, "k_norm", None), "weight", None),
+        attention.o_proj.weight,
+        attention.o_proj.bias,
+        layer.post_attention_layernorm.weight,
+        torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        _cat(mlp.gate_proj.bias, mlp.up_proj.bias),
+        mlp.down_proj.weight,
+        mlp.down_proj.bias,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,182 @@
+"""Intervals that say what they are over: tasks for one run, training seeds for a claim. Keyed draws, never global ones.
+
+numpy and scipy compute; this file decides what is resampled and what happens where a formula has no answer (one value,
+all equal). NaN is "not known" (an environment error) and is left out, never counted as failure. Left out: p-values
+without an interval beside them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats as scipy_stats
+
+from assay.rng import Key, generator
+
+Array = NDArray[np.float64]
+
+RESAMPLES = 9999  # scipy's default; the 2.5 % tail then rests on 250 resamples
+BATCH = 2_000_000  # numbers resampled at once: 16 MB
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with a two-sided confidence interval."""
+
+    estimate: float
+    low: float
+    high: float
+    n: int  # independent units behind it: tasks, seeds or pairs, not episodes or tokens
+    over: str  # what these units are: "tasks", "seeds"
+    method: str  # "wilson", "bca", "percentile", "paired t", "point" (all values equal)
+    confidence: float = 0.95
+
+    def __str__(self) -> str:
+        return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}] ({self.n} {self.over}, {self.method})"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Mean paired difference `a - b` with its interval; p is two-sided, of the same t-test."""
+
+    interval: Interval
+    p: float
+    dropped: int  # pairs left out because one side is NaN
+
+
+def wilson(successes: int, n: int, confidence: float = 0.95, over: str = "tasks") -> Interval:
+    """Wilson score interval of a success rate; honest at 0 of n and n of n. Source: Wilson 1927.
+
+    Raises ValueError if n is not positive or successes are not within 0 .. n.
+    """
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"a success rate needs 0 <= successes <= n and n >= 1, not {successes} of {n}")
+    ci = scipy_stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    return Interval(successes / n, float(ci.low), float(ci.high), n, over, "wilson", confidence)
+
+
+def success_interval(
+    outcomes: Sequence[ArrayLike], seed: int, *key: Key, confidence: float = 0.95, resamples: int = RESAMPLES
+) -> Interval:
+    """Success rate of one run, each task counted once: Wilson for one episode a task, else a bootstrap over tasks.
+
+    Episodes of one task are not independent, so whole tasks are resampled. If the tasks do not differ (all solved,
+    none solved) the bootstrap would claim certainty; then it is Wilson's with the number of tasks, at the common rate.
+
+    Args:
+      outcomes: per task, 0 or 1 per episode; NaN episodes are left out, tasks without another one too.
+      seed, key: name the bootstrap's draws.
+
+    Raises:
+      ValueError: no task has a known outcome, or an outcome is neither 0 nor 1.
+    """
+    tasks = [_known(task) for task in outcomes]
+    tasks = [task for task in tasks if task.size]
+    if not tasks:
+        raise ValueError("a success rate needs at least one task with a known outcome, there is none")
+    if not np.isin(np.concatenate(tasks), (0.0, 1.0)).all():
+        raise ValueError("outcomes must be 0 or 1 (or NaN where not known)")
+    rates = np.array([task.mean() for task in tasks])
+    if max(task.size for task in tasks) == 1:
+        return wilson(int(rates.sum()), len(rates), confidence)
+    if np.ptp(rates) == 0:
+        return _wilson_of_rate(float(rates[0]), len(rates), confidence)
+    return bca(rates, seed, *key, confidence=confidence, resamples=resamples)
+
+
+def bca(
+    values: ArrayLike,
+    seed: int,
+    *key: Key,
+    statistic: Callable[..., NDArray[np.float64] | float] = np.mean,
+    over: str = "tasks",
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """Bias-corrected and accelerated bootstrap interval of a statistic. Source: Efron 1987; scipy.stats.bootstrap.
+
+    Where the jackknife has no spread the acceleration is 0 / 0 and the percentile interval is given; all values equal
+    give a point. `method` says which it was. Small samples (below about 10) give intervals that are too short.
+
+    Args:
+      values: [n], one per independent unit; NaN is left out.
+      seed, key: name the draws.
+      statistic: takes (values, axis=...).
+      over: what the units are.
+    """
+    known = _known(values)
+    if known.size == 0:
+        raise ValueError(f"a bootstrap needs at least one known value, there is none over {over}")
+    estimate = float(statistic(known, axis=0))
+    if np.ptp(known) == 0:
+        return Interval(estimate, estimate, estimate, known.size, over, "point", confidence)
+    for method in ("BCa", "percentile"):
+        with warnings.catch_warnings():  # scipy warns where it gives NaN; we go on to the next method instead
+            warnings.simplefilter("ignore", RuntimeWarning)
+            ci = scipy_stats.bootstrap(
+                (known,),
+                statistic,
+                n_resamples=resamples,
+                confidence_level=confidence,
+                method=method,
+                batch=max(1, BATCH // known.size),
+                rng=generator(seed, "bootstrap", *key),
+            ).confidence_interval
+        if np.isfinite([ci.low, ci.high]).all():
+            break
+    return Interval(estimate, float(ci.low), float(ci.high), known.size, over, method.lower(), confidence)
+
+
+def iqm(values: ArrayLike, axis: int | None = None) -> NDArray[np.float64] | float:
+    """Interquartile mean: the mean of the middle half. Source: Agarwal et al., arXiv 2108.13264 (rliable).
+
+    int(n / 4) values are cut from each end, as rliable does. Over all entries, or along an axis.
+    """
+    return scipy_stats.trim_mean(np.asarray(values, np.float64), 0.25, axis=axis)
+
+
+def paired_difference(a: ArrayLike, b: ArrayLike, over: str = "seeds", confidence: float = 0.95) -> Comparison:
+    """Mean of `a - b` over pairs (same seed or same task) with a t interval and p-value.
+
+    If all differences are equal the t-test knows no spread: the interval is a point, p is 1 for 0 and else 0.
+
+    Args:
+      a, b: [n] in the same order of units; a pair with a NaN is dropped and counted.
+      over: what the pairs are.
+
+    Raises:
+      ValueError: lengths differ, or fewer than two pairs are known: one pair says nothing about spread.
+    """
+    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError(f"pairs need two sequences of one length, not shapes {x.shape} and {y.shape}")
+    difference = _known(x - y)
+    n = difference.size
+    if n < 2:
+        raise ValueError(f"a paired interval needs at least two known pairs over {over}, there are {n}")
+    mean, dropped = float(difference.mean()), x.size - n
+    if np.ptp(difference) <= 1e-12:  # rounding of equal differences; scipy would divide by it
+        return Comparison(Interval(mean, mean, mean, n, over, "point", confidence), float(abs(mean) <= 1e-12), dropped)
+    test = scipy_stats.ttest_1samp(difference, 0.0)
+    ci = test.confidence_interval(confidence)
+    return Comparison(
+        Interval(mean, float(ci.low), float(ci.high), n, over, "paired t", confidence), float(test.pvalue), dropped
+    )
+
+
+def _known(values: ArrayLike) -> Array:
+    array = np.atleast_1d(np.asarray(values, np.float64)).ravel()
+    return array[~np.isnan(array)]
+
+
+def _wilson_of_rate(rate: float, n: int, confidence: float) -> Interval:
+    """Wilson's formula at a rate that need not be a multiple of 1 / n."""
+    z = float(scipy_stats.norm.ppf(0.5 + confidence / 2))
+    centre, spread = rate + z**2 / (2 * n), z * np.sqrt(rate * (1 - rate) / n + z**2 / (4 * n**2))
+    scale = 1 + z**2 / n
+    low, high = max(0.0, float((centre - spread) / scale)), min(1.0, float((centre + spread) / scale))
+    return Interval(rate, low, high, n, "tasks", "wilson", confidence)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.trace import POLICY, Group, Ids, Trace
+from assay.trace import POLICY, Group, Ids, Provenance, Trace
 
 Column = NDArray[np.float32]
 
@@ -96,7 +96,9 @@ class Stream:
     token_weight: str = ""  # column of token weights; "" means 1
 
 
-def build_rows(traces: Sequence[Trace], layout: Layout, view: str = "") -> list[Row]:
+def build_rows(
+    traces: Sequence[Trace], layout: Layout, view: str = "", targets: Sequence[Provenance] = POLICY
+) -> list[Row]:
     """Rows of the traces in key order; a trace without policy tokens gives none (legal: it counts in statistics)."""
     rows: list[Row] = []
     for trace in sorted(traces, key=lambda t: t.key):
@@ -105,13 +107,13 @@ def build_rows(traces: Sequence[Trace], layout: Layout, view: str = "") -> list[
         else:
             spans = [(t, max(0, t - layout.k), t + 1) for t in range(len(trace.turns))]
         for turn, first, end in spans:
-            row = _row(trace, turn, first, end, view)
+            row = _row(trace, turn, first, end, view, targets)
             if len(row.at):
                 rows.append(row)
     return rows
 
 
-def _row(trace: Trace, turn: int, first: int, end: int, view: str) -> Row:
+def _row(trace: Trace, turn: int, first: int, end: int, view: str, targets: Sequence[Provenance]) -> Row:
     ids, provenance = [trace.prompt_ids], [trace.prompt_provenance]
     at: list[NDArray[np.int32]] = []
     turns: list[NDArray[np.int32]] = []
@@ -124,7 +126,7 @@ def _row(trace: Trace, turn: int, first: int, end: int, view: str) -> Row:
         else:
             block_ids, block_provenance = block.block()
         if turn in (-1, t):
-            policy = np.flatnonzero(np.isin(block.provenance, POLICY)) + length + len(block.context_ids)
+            policy = np.flatnonzero(np.isin(block.provenance, targets)) + length + len(block.context_ids)
             at.append(policy.astype(np.int32))
             turns.append(np.full(len(policy), t, np.int32))
         ids.append(block_ids)

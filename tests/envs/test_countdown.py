@@ -10,7 +10,7 @@ import gymnasium.utils.env_checker
 import pytest
 
 from assay.envs.base import bucket
-from assay.envs.countdown import STRATA, Countdown, content_hash, moves, reach, solutions, targets
+from assay.envs.countdown import STRATA, Countdown, Task, content_hash, moves, reach, solutions, targets
 from assay.protocols import SPLITS, UserError
 from assay.rng import stable_hash
 
@@ -79,7 +79,7 @@ def test_generated_tasks_are_solvable_and_of_the_stated_stratum(split):
     for task in range(0, 40 if split == "ood" else 300):
         observation, info = start(env, task, split)
         numbers, target = [int(n) for n in observation.split()], int(info["goal"].removeprefix("make "))
-        assert numbers == sorted(numbers) and len(numbers) == count and 1 <= numbers[0] and numbers[-1] <= 12
+        assert numbers == sorted(numbers) and len(numbers) == count and numbers[0] >= 1 and numbers[-1] <= 12
         assert low <= target <= high and target not in numbers
         assert strata_by_force(numbers, 144)[target] == info["stratum"]
         assert int(info["stratum"][0]) <= longest
@@ -150,20 +150,21 @@ def test_expert_wins_from_random_mid_states_with_fewest_turns(split):
 
 def test_expert_resets_from_a_dead_end_and_where_starting_anew_is_shorter():
     env = Countdown()
-    start(env, 0)
-    state = list(env.snapshot())
-    task = state[0].__class__((2, 5, 12), 17, "1+", 8)
-    env.restore((task, (7, 12), 1, 12, False))
+    env.restore((Task((2, 5, 12), 17, "1+", 8), (7, 12), 1, 12, False))
     assert env.expert() == "reset"
-    env.restore((task, (2, 5, 12), 1, 12, False))
+    env.restore((Task((2, 5, 12), 17, "1+", 8), (2, 5, 12), 1, 12, False))
     assert env.expert() == "12 + 5"
+    # after 10 - 5 it takes three operations, (3 + 2) * 2 * 5; reset and 10 * 5 are two turns
+    env.restore((Task((2, 2, 3, 5, 10), 50, "1*", 14), (2, 2, 3, 5), 1, 10, False))
+    assert len(solutions((2, 2, 3, 5), 50, 144, 100)[0]) == 3 and env.expert() == "reset"
+    # a reset is not preferred to an equally long way on: 6 * 4, or reset and 12 * 2
+    env.restore((Task((2, 3, 4, 12), 24, "1*", 11), (4, 6, 12), 1, 12, False))
+    assert env.expert() == "6 * 4"
 
 
 def test_an_action_the_rules_forbid_changes_nothing_and_costs_a_turn():
     env = Countdown()
-    start(env, 0)
-    task = env.snapshot()[0].__class__((4, 4, 6), 3, "2*", 8)
-    begin = (task, (4, 4, 6), 0, 4, False)
+    begin = (Task((4, 4, 6), 3, "2*", 8), (4, 4, 6), 0, 4, False)
     for text in ["", "5 + 4", "6 + 6", "4 - 4", "4 - 6", "6 / 4", "4 + 4 + 6", "06 + 4", "-4 + 6", "6 ** 4", "٤ + 4",
                  "resett", "9" * 5000, "6 +\n4", "4 + 6 = 10", "6 × 4"]:  # fmt: skip
         env.restore(begin)
@@ -207,12 +208,10 @@ def test_the_last_turn_can_succeed_and_otherwise_truncates():
     env = Countdown(horizon=3)
     start(env, 0, "iid")
     env.step("reset"), env.step("reset")
-    state = env.snapshot()
     assert env.step("reset")[2:4] == (False, True)
     with pytest.raises(UserError, match="reset"):
         env.step("reset")
-    task = state[0]
-    env.restore((task.__class__((2, 3, 9), 5, "1+", 3), (2, 3, 9), 2, 3, False))
+    env.restore((Task((2, 3, 9), 5, "1+", 3), (2, 3, 9), 2, 3, False))
     assert env.step("3 + 2")[1:4] == (1.0, True, False)
     with pytest.raises(UserError, match="reset"):
         env.expert()
@@ -220,9 +219,7 @@ def test_the_last_turn_can_succeed_and_otherwise_truncates():
 
 def test_evidence_names_the_closest_value_and_the_strings_that_must_not_leak():
     env = Countdown()
-    start(env, 0)
-    task = env.snapshot()[0].__class__((2, 3, 4), 24, "2*", 8)
-    env.restore((task, (2, 3, 4), 0, 4, False))
+    env.restore((Task((2, 3, 4), 24, "2*", 8), (2, 3, 4), 0, 4, False))
     env.step("4 + 3"), env.step("7 * 2"), env.step("reset"), env.step("4 - 2")
     evidence = env.evidence()
     checks = {check["name"]: (check["passed"], check["where"], check["value"]) for check in evidence["checks"]}

@@ -294,6 +294,23 @@ def test_strata_come_in_the_proportions_asked_for():
     assert {start(env, task, "ood")[1]["stratum"] for task in range(50)} == {"3*"}
 
 
+@pytest.mark.parametrize(
+    ("settings", "count", "low", "high", "strata"),
+    [
+        ({"ood_numbers": 3}, 3, 51, 100, {"2*"}),
+        ({"ood_max_target": 50}, 4, 1, 50, {"2+", "2*", "3+", "3*"}),
+        ({"numbers": 2, "ood_numbers": 2}, 2, 51, 100, {"1*"}),
+    ],
+)
+def test_ood_can_shift_the_numbers_or_the_targets_alone(settings, count, low, high, strata):
+    env = Countdown(**settings)
+    seen = [start(env, task, "ood") for task in range(100)]
+    assert {len(observation.split()) for observation, _ in seen} == {count}
+    assert {info["stratum"] for _, info in seen} == strata
+    goals = [int(info["goal"].split()[1]) for _, info in seen]
+    assert low <= min(goals) <= max(goals) <= high
+
+
 def test_version_changes_with_every_setting_that_changes_a_task():
     variants = [{}, {"numbers": 2}, {"max_number": 11}, {"max_target": 49}, {"ood_numbers": 5}, {"ood_max_target": 99},
                 {"max_result": 143}, {"stratum": "2*"}, {"stratum": {"2*": 1, "1+": 2}}, {"ood_stratum": "3*"},
@@ -306,8 +323,9 @@ def test_version_changes_with_every_setting_that_changes_a_task():
     ("settings", "words"),
     [
         ({"numbers": 6}, "numbers is 6"),
-        ({"ood_numbers": 3}, "ood_numbers is 3"),
-        ({"ood_max_target": 50}, "ood_max_target is 50"),
+        ({"ood_numbers": 2}, "ood_numbers is 2"),
+        ({"ood_max_target": 49}, "ood_max_target is 49"),
+        ({"ood_numbers": 3, "ood_max_target": 50}, "one must be larger"),
         ({"max_result": 50}, "max_result is 50"),
         ({"stratum": "3+"}, "'3\\+'"),
         ({"stratum": {"1+": -1.0}}, "weight -1.0"),

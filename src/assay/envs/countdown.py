@@ -143,13 +143,14 @@ class Countdown(TextEnv):
     numbers, max_number       how many numbers are given, each drawn from 1..max_number
     max_target                targets of "train" and "iid" are 1..max_target
     ood_numbers, ood_max_target
-                              "ood" gives more numbers, and its targets are max_target+1..ood_max_target
+                              "ood" gives ood_numbers, and its targets are max_target+1..ood_max_target; either may
+                              equal its partner, to study one shift alone (equal targets: again 1..max_target)
     max_result                largest result that an operation may have
     stratum, ood_stratum      a stratum ("1+", "1*", "2+", "2*", "3+", ...) or stratum -> weight; "": see below
     horizon                   turns of an episode; 0: room to use up all numbers three times, 3 x numbers - 1
 
-    "" is an equal mix of the strata from "1+" to the longest of `numbers`; for "ood", of those "*" strata that need
-    at least two operations. The defaults are small on purpose: the results of two given numbers are a multiplication
+    "" is an equal mix of the strata from "1+" to the longest of `numbers`; for "ood", of those that need at least two
+    operations, and only of "*" ones where its targets are larger (sums hardly get there). The defaults are small on purpose: the results of two given numbers are a multiplication
     table that a policy of a million parameters can hold, and no result has more than three digits.
     Raises UserError for settings out of range.
     """
@@ -175,18 +176,23 @@ class Countdown(TextEnv):
         horizon: int = 0,
     ) -> None:
         super().__init__(observation_length=64, action_length=64)
-        sizes = {"numbers": (numbers, FEWEST, MOST - 1), "ood_numbers": (ood_numbers, numbers + 1, MOST)}
+        sizes = {"numbers": (numbers, FEWEST, MOST - 1), "ood_numbers": (ood_numbers, numbers, MOST)}
         sizes |= {"max_number": (max_number, 1, 99), "max_target": (max_target, 1, 9_998)}
-        sizes |= {"ood_max_target": (ood_max_target, max_target + 1, 9_999), "horizon": (horizon, 0, 1_000)}
+        sizes |= {"ood_max_target": (ood_max_target, max_target, 9_999), "horizon": (horizon, 0, 1_000)}
         sizes |= {"max_result": (max_result, max(max_number, ood_max_target), 99_999)}
         for name, (value, low, high) in sizes.items():
             if not low <= value <= high:
                 raise UserError(f"countdown: {name} is {value}; with the other settings it must be {low} to {high}")
+        if (ood_numbers, ood_max_target) == (numbers, max_target):
+            raise UserError("countdown: ood_numbers and ood_max_target are those of training; one must be larger")
         self.max_number, self.max_result, self.limit = max_number, max_result, ood_max_target
+        larger = ood_max_target > max_target
         everyday = stratum or dict.fromkeys(STRATA[: 2 * (numbers - 1)], 1.0)
-        longest = ood_stratum or {name: 1.0 for name in STRATA[2 : 2 * (ood_numbers - 1)] if name[-1] == "*"}
+        long = STRATA[2 if ood_numbers > 2 else 0 : 2 * (ood_numbers - 1)]
+        longest = ood_stratum or {name: 1.0 for name in long if name[-1] == "*" or not larger}
         usual = (numbers, 1, max_target, horizon or ATTEMPTS * numbers - 1, *_mix("stratum", everyday, numbers))
-        far = (ood_numbers, max_target + 1, ood_max_target, horizon or ATTEMPTS * ood_numbers - 1)
+        low = max_target + 1 if larger else 1
+        far = (ood_numbers, low, ood_max_target, horizon or ATTEMPTS * ood_numbers - 1)
         self.recipes = {
             "train": Recipe("train", *usual),
             "iid": Recipe("iid", *usual),

@@ -1,0 +1,244 @@
+"""The configuration of a run: pydantic models whose field docstrings are the help text; TOML in and out.
+
+Quantities are named by their unit. Absent means None. Unknown keys are errors that name the nearest key. A preset fills
+in what the user did not say; the configuration that a run writes is complete and re-runs it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from assay.protocols import UserError
+
+
+class Section(BaseModel):
+    """Strict: no unknown keys, no silent conversions of text to numbers, attribute docstrings as descriptions."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
+
+
+class Slots(Section):
+    """What a baseline is made of: five slots. A preset (grpo, dr-grpo, ...) fills them; each can be set by hand."""
+
+    advantage: Literal["grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "gae"] = "grpo"
+    """Estimator: group mean and std, group mean, leave-one-out, whitened token returns, the same with a group baseline,
+    or GAE with a critic."""
+    keep: Literal["all", "mixed"] = "all"
+    """Which groups to train on: all, or those with both successes and failures (dynamic sampling; refills)."""
+    gate: Literal["ppo", "none", "cispo", "gspo", "sequence", "sapo"] = "ppo"
+    """How the probability ratio is bounded."""
+    clip_low: float = Field(0.2, gt=0)
+    """Lower bound: ratios below 1 - clip_low get no gradient where the advantage is negative."""
+    clip_high: float = Field(0.2, gt=0)
+    """Upper bound: ratios above 1 + clip_high get no gradient where the advantage is positive (cispo: the weight cap)."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Cap on the ratio of tokens with negative advantage; absent: none."""
+    denominator: Literal["token", "sequence", "turn", "episode", "group", "constant"] = "episode"
+    """What the summed loss is divided by, over the whole optimiser step: all tokens, or the mean over rows, turns,
+    episodes or groups of their token means, or episodes x constant_tokens."""
+    constant_tokens: int | None = Field(None, gt=0)
+    """Tokens per episode for the constant denominator; absent: the episode's token budget."""
+    kl: Literal["none", "loss", "reward"] = "none"
+    """Where the KL to the reference model enters."""
+    kl_kind: Literal["k1", "k2", "k3", "k1+", "k3+", "is_k3"] = "k3"
+    """Estimator of that KL in the loss (in the reward it is k1)."""
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Weight of the KL to the reference."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount per turn."""
+    lam: float = Field(1.0, ge=0, le=1)
+    """GAE's lambda, per sampled token."""
+
+
+class WarmStart(Section):
+    """Tune the policy on imperfect expert episodes before RL, so that there are successes to learn from."""
+
+    episodes: int = Field(0, ge=0)
+    """How many demonstrated episodes; 0: none."""
+    noise: float = Field(0.3, ge=0, le=1)
+    """Share of the demonstrated actions that are random admissible ones."""
+    passes: int = Field(1, ge=1)
+    """Passes over these episodes."""
+    learning_rate: float = Field(1e-3, gt=0)
+    """AdamW learning rate of the warm start."""
+    rows_per_update: int = Field(8, ge=1)
+    """Episodes per optimiser step: many small updates learn faster here."""
+    from_scratch: bool = False
+    """Forget the checkpoint's weights first: the policy then knows these episodes and nothing else."""
+
+
+class Evaluation(Section):
+    """The fixed panel of held-out tasks."""
+
+    tasks: int = Field(200, ge=0)
+    """Tasks per split of the panel, one episode each; 0: no evaluation."""
+    ood: bool = True
+    """Also evaluate on the out-of-distribution split."""
+    greedy: bool = True
+    """Also evaluate with greedy decoding."""
+    every: int = Field(0, ge=0)
+    """Evaluate sampled success on iid every so many steps as well; 0: only before and after."""
+
+
+class Runtime(Section):
+    """Where and how it runs. Nothing here may change what is learnt, but for rounding."""
+
+    workers: int = Field(1, ge=1)
+    """Environment worker processes."""
+    step_timeout_s: float = Field(60.0, gt=0)
+    """An environment that takes longer is killed: environment error."""
+    concurrency: int = Field(128, ge=1)
+    """Episodes in flight at once."""
+    delay_ticks: int = Field(1, ge=1)
+    """Decode ticks until an environment's answer is taken: part of what fixes the order of arithmetic."""
+    tokens_per_forward: int = Field(16384, ge=1)
+    """Tokens per micro-batch: bounds memory, changes no value beyond rounding."""
+    threads: int = Field(1, ge=1)
+    """Torch threads. Small policies are fastest with one."""
+    device: str = "cpu"
+    """Torch device."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Weights' type."""
+    checkpoint_every: int = Field(10, ge=1)
+    """Steps between checkpoints."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """How many of the last ones are kept."""
+    traces_every: int = Field(1, ge=0)
+    """Steps between those whose traces are written; 0: only the evaluations'."""
+    on_nonfinite: Literal["skip", "stop"] = "skip"
+    """After a loss or gradient that is not finite: skip the update, or stop. Either way its rows are saved and named."""
+    loggers: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    """Beside metrics.jsonl."""
+
+
+class RunConfig(Section):
+    """Train a language-model agent with RL over many turns."""
+
+    env: str = "babyai/GoToLocal"
+    """Environment: a name from `assay envs`, or your own as mypkg.module:Class."""
+    env_args: dict[str, Any] = {}
+    """Settings of the environment."""
+    method: list[str] = ["grpo"]
+    """A preset from `assay methods`, then further methods in the order they apply; your own as mypkg.module:Class."""
+    method_args: dict[str, dict[str, Any]] = {}
+    """Settings of each further method, by its name."""
+    model: str = "tiny-1m"
+    """A built-in policy from `assay models`, a local folder, or a hub name."""
+    lora_rank: int | None = Field(None, ge=1)
+    """Train a low-rank adapter of this rank on all projections; absent: all weights."""
+    lora_alpha: float = Field(16.0, gt=0)
+    """Scale of the adapter, over its rank."""
+    thinking: Literal["off", "keep"] = "off"
+    """Ask the chat template for no thinking block, or let the policy think and keep the block in later turns' context."""
+    prompt: Literal["auto", "brief", "full"] = "auto"
+    """The environment's brief or full instructions; auto: brief for built-in policies."""
+    seed: int = Field(0, ge=0)
+    """Every draw of the run derives from it."""
+    steps: int = Field(100, ge=0)
+    """Training steps: collect a batch, update on it."""
+    planned_steps: int | None = Field(None, ge=1)
+    """What schedules take as the whole; absent: steps. Extending a run keeps it."""
+    tasks_per_step: int = Field(16, ge=1)
+    """Task instances, one group each."""
+    rollouts_per_task: int = Field(8, ge=1)
+    """Episodes per group."""
+    updates_per_batch: int = Field(1, ge=1)
+    """Optimiser steps per batch, each on its own share of the tasks."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the batch."""
+    rounds: int = Field(3, ge=1)
+    """Collection rounds per step at most, when `keep` drops groups."""
+    learning_rate: float = Field(3e-4, gt=0)
+    """AdamW learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate over the planned budget."""
+    warmup_steps: int = Field(5, ge=0)
+    """Optimiser steps over which the learning rate rises."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW weight decay."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest global gradient norm."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature while training; log-probs, entropies and KL are taken at it."""
+    layout: str = "append"
+    """History: append (one row per episode) or window(K) (one row per turn with the last K turns)."""
+    max_turn_tokens: int = Field(16, ge=1)
+    """Sampled tokens per turn at most."""
+    max_episode_tokens: int = Field(1024, ge=1)
+    """Tokens per episode at most: what does not fit is outcome `cut`."""
+    cut: Literal["failure", "drop"] = "failure"
+    """Episodes ended by a token limit: train on them with the reward they have, or leave them out. Counted either way."""
+    slots: Slots = Slots()
+    """Parts of the preset."""
+    warm_start: WarmStart = WarmStart()
+    """Imitation before RL."""
+    evaluation: Evaluation = Evaluation()
+    """Held-out panel."""
+    runtime: Runtime = Runtime()
+    """Processes, memory, checkpoints."""
+    out: str | None = None
+    """Run directory; absent: runs/ENV-METHOD-MODEL-sSEED."""
+
+
+def parse(values: dict[str, Any], where: str) -> RunConfig:
+    """A configuration from nested keys; UserError names the key, what was found and the nearest name."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise UserError(_explain(error, where)) from error
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The nested keys of a TOML file, or of a run directory's config.toml."""
+    path = path / "config.toml" if path.is_dir() else path
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist: give a .toml file or a run directory") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+
+
+def dump(config: RunConfig) -> dict[str, Any]:
+    """Nested keys without absent ones: what config.toml holds."""
+    return config.model_dump(exclude_none=True)
+
+
+def overlay(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`, section by section."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = overlay(merged[key], value) if both else value
+    return merged
+
+
+def field_names(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+    """All keys, dotted."""
+    names = []
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            names += field_names(inner, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def _explain(error: ValidationError, where: str) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        names = field_names()
+        near = difflib.get_close_matches(key, names, 1, 0.4) or difflib.get_close_matches(
+            key.rpartition(".")[2], [n.rpartition(".")[2] for n in names], 1, 0.4
+        )
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"{where}: unknown key {key!r}{hint}"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{where}: {key} = {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}{more}"

@@ -1,0 +1,73 @@
+"""The baselines as presets over five slots: advantage, filter, gate on the ratio, aggregation, KL.
+
+Sources and equations stand with the functions in advantages.py and losses.py. A class is for a paper with a state or a
+stage of its own; none of these has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    line: str  # what it is
+    paper: str  # where it is from
+    slots: dict[str, Any]  # what differs from config.Slots' defaults
+    fidelity: str = "paper"
+
+
+PRESETS: dict[str, Preset] = {
+    "grpo": Preset(
+        "group mean and std, PPO clip, mean over episodes of token means",
+        "arXiv 2402.03300",
+        {"advantage": "grpo", "denominator": "episode"},
+    ),
+    "dr-grpo": Preset(
+        "group mean only, one constant length: no length or difficulty bias",
+        "arXiv 2503.20783",
+        {"advantage": "dr-grpo", "denominator": "constant"},
+    ),
+    "rloo": Preset(
+        "leave-one-out baseline, mean over tokens",
+        "arXiv 2402.14740",
+        {"advantage": "rloo", "denominator": "token"},
+    ),
+    "reinforce++": Preset(
+        "token returns whitened over the batch",
+        "arXiv 2501.03262",
+        {"advantage": "reinforce++", "denominator": "token"},
+    ),
+    "reinforce++-baseline": Preset(
+        "group mean, then whitened over the batch",
+        "arXiv 2501.03262",
+        {"advantage": "reinforce++-baseline", "denominator": "token", "kl_kind": "k2"},
+    ),
+    "ppo": Preset(
+        "GAE with a critic, PPO clip with dual clip 3, mean over tokens",
+        "arXiv 1707.06347",
+        {"advantage": "gae", "denominator": "token", "dual_clip": 3.0},
+    ),
+    "dapo": Preset(
+        "clip-higher, mean over tokens, groups with mixed outcomes only",
+        "arXiv 2503.14476",
+        {"advantage": "grpo", "denominator": "token", "clip_high": 0.28, "dual_clip": 10.0, "keep": "mixed"},
+        fidelity="reconstruction",  # without overlong shaping: turns here have a hard token limit
+    ),
+    "gspo": Preset(
+        "one ratio per episode, the geometric mean of its tokens'",
+        "arXiv 2507.18071",
+        {"advantage": "grpo", "gate": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "denominator": "episode"},
+    ),
+    "cispo": Preset(
+        "weights capped instead of gradients clipped",
+        "arXiv 2506.13585",
+        {"advantage": "grpo", "gate": "cispo", "clip_high": 5.0, "denominator": "token"},
+    ),
+    "sapo": Preset(
+        "a soft gate instead of a clip",
+        "arXiv 2511.20347",
+        {"advantage": "grpo", "gate": "sapo", "denominator": "episode"},
+    ),
+}

@@ -150,8 +150,9 @@ class Countdown(TextEnv):
     horizon                   turns of an episode; 0: room to use up all numbers three times, 3 x numbers - 1
 
     "" is an equal mix of the strata from "1+" to the longest of `numbers`; for "ood", of those that need at least two
-    operations, and only of "*" ones where its targets are larger (sums hardly get there). The defaults are small on purpose: the results of two given numbers are a multiplication
-    table that a policy of a million parameters can hold, and no result has more than three digits.
+    operations, and only of "*" ones where its targets are larger (sums hardly get there). The defaults are small on
+    purpose: the results of two given numbers are a multiplication table that a policy of a million parameters can
+    hold, and no number has more than three digits.
     Raises UserError for settings out of range.
     """
 

@@ -166,7 +166,7 @@ def check_exact(network: Network, length: int = 48) -> None:
     worst = float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max())
     if worst > (EXACT if network.dtype == torch.float32 else 0.25):
         raise UserError(
-            f"{name} cannot be run exactly by the in-process backend: its log-probs differ from transformers' by {worst:.3g} nats"
+            f"{name} cannot be run exactly by the in-process backend: its log-probs differ from its own by {worst:.3g} nats"
         )
 
 

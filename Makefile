@@ -1,0 +1,37 @@
+PYTHON ?= python3.11
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-slow lint clean
+
+demo: .venv/core
+	$(BIN)/assay train --preset demo
+
+test: .venv/dev
+	$(BIN)/pytest -n 2 --dist loadfile
+
+test-slow: .venv/dev
+	$(BIN)/pytest -n 2 --dist loadfile -m slow
+
+lint: .venv/dev
+	$(BIN)/ruff check src tests benchmarks examples tools
+	$(BIN)/ruff format --check src tests benchmarks examples tools
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.venv/python:
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/core: .venv/python requirements.lock pyproject.toml
+	$(BIN)/pip install --quiet -r requirements.lock
+	$(BIN)/pip install --quiet --no-deps -e .
+	touch $@
+
+.venv/dev: .venv/python requirements-dev.lock pyproject.toml
+	$(BIN)/pip install --quiet -r requirements-dev.lock
+	$(BIN)/pip install --quiet --no-deps -e .
+	touch $@ .venv/core
+
+clean:
+	rm -rf .venv runs

@@ -30,7 +30,7 @@ import torch
 
 from assay import checkpoints
 from assay.checkpoints import Retention, Tensors
-from assay.files import TEMPORARY, beside, put, read_file, read_json, sync, write_file, write_json, writing
+from assay.files import TEMPORARY, beside, read_file, read_json, sync, write_file, write_json, writing
 from assay.protocols import Metrics, UserError
 from assay.trace import Trace
 from assay.trace_store import read_traces, write_traces
@@ -87,9 +87,8 @@ class RunDir:
             self.traces.mkdir(exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
         checkpoints.recover(self.checkpoints)
-        for folder in (self.path, self.traces):
-            for leftover in folder.glob(f"{TEMPORARY}*"):
-                leftover.unlink()
+        for leftover in (*self.path.glob(f"{TEMPORARY}*"), *self.traces.glob("*.partial")):
+            leftover.unlink()
         for name in (METRICS, TIMINGS):  # a torn last line must not swallow the next one
             self._keep_lines(name, math.inf)
 
@@ -177,19 +176,15 @@ class RunDir:
         return self.traces / f"{f'step-{which:06d}' if isinstance(which, int) else which}.parquet"
 
     def write_traces(self, which: int | str, traces: Sequence[Trace]) -> Path:
-        """One file, beside and renamed. UserError when the disk refuses."""
+        """One file, the old one or the new one whatever happens. UserError when the disk refuses."""
         self._check_writer()
         path = self.trace_path(which)
         with writing(path):
-            try:
-                write_traces(beside(path), traces)
-                put(path)
-            finally:
-                beside(path).unlink(missing_ok=True)
+            write_traces(path, traces)
         return path
 
     def read_traces(self, which: int | str) -> list[Trace]:
-        return list(read_traces(self.trace_path(which)))
+        return read_traces(self.trace_path(which))
 
     def trace_steps(self) -> list[int]:
         """Steps of which there are traces, ascending."""

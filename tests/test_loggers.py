@@ -17,12 +17,12 @@ def run(tmp_path):
         yield run
 
 
-def test_metrics_and_timings_reach_the_run_directory_whatever_is_named(run):
-    log = Loggers([], run, CONFIG)
-    log.log(1, {"success": 0.5, "note": "text"}, {"seconds": 2.0})
+def test_without_names_nothing_is_written_beside_the_run_directorys_own_lines(run):
+    before = sorted(run.path.iterdir())
+    log = Loggers(["jsonl"], run, CONFIG)
+    log.log(1, {"success": 0.5})
     log.close()
-    assert run.read_metrics() == [{"step": 1, "success": 0.5, "note": "text"}]
-    assert run.read_timings() == [{"step": 1, "seconds": 2.0}]
+    assert sorted(run.path.iterdir()) == before
 
 
 def test_an_unknown_logger_is_refused_with_those_there_are(run):
@@ -50,25 +50,25 @@ def test_tensorboard_gets_every_number_and_a_resumed_run_continues_its_curve(run
     pytest.importorskip("tensorboard")
     log = Loggers(["tensorboard", "jsonl"], run, CONFIG)
     for step in (1, 2, 3):
-        log.log(step, {"success": step / 4, "note": "text", "none": None}, {"seconds": 2})
+        log.log(step, {"success": step / 4, "note": "text", "none": None, "count": step})
     log.close()
-    resumed = Loggers(["tensorboard"], run, CONFIG, last_step=2)  # step 3 came after the checkpoint
+    resumed = Loggers(["tensorboard"], run, CONFIG)  # from the checkpoint of step 2
     resumed.log(3, {"success": 0.875, "kl": math.nan})
     resumed.close()
     scalars = tensorboard_scalars(run.path / "tensorboard")
     assert scalars["success"] == [(1, 0.25), (2, 0.5), (3, 0.875)]
-    assert scalars["timing/seconds"] == [(1, 2.0), (2, 2.0)]
+    assert scalars["count"] == [(1, 1.0), (2, 2.0)]
     assert math.isnan(scalars["kl"][0][1])
-    assert scalars.keys() == {"success", "timing/seconds", "kl"}
+    assert scalars.keys() == {"success", "count", "kl"}
 
 
 def test_wandb_offline_leaves_its_record_in_the_run(run, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    for last_step in (0, 1):
-        log = Loggers(["wandb"], run, CONFIG, last_step)
-        log.log(last_step + 1, {"success": 0.5})
+    for step in (1, 2):
+        log = Loggers(["wandb"], run, CONFIG)
+        log.log(step, {"success": 0.5})
         log.close()
     records = list(run.path.glob("wandb/offline-run-*/*.wandb"))
     assert len(records) == 2
@@ -81,9 +81,9 @@ def test_trackio_keeps_its_local_curve_across_a_resume(run, monkeypatch, tmp_pat
     from trackio.sqlite_storage import SQLiteStorage
 
     monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "trackio")
-    for last_step in (0, 1):
-        log = Loggers(["trackio"], run, CONFIG, last_step)
-        log.log(last_step + 1, {"success": (last_step + 1) / 4})
+    for step in (1, 2):
+        log = Loggers(["trackio"], run, CONFIG)
+        log.log(step, {"success": step / 4})
         log.close()
     (name,) = SQLiteStorage.get_runs("assay")
     assert name == f"run-{loggers.run_id(run)}"

@@ -95,6 +95,11 @@ def test_none_in_the_configuration_is_an_absent_key(run):
     assert run.config == {"env": "babyai/GoToLocal", "seed": 3, "group": {"size": 4}}
 
 
+def test_an_extended_run_has_its_new_configuration(run):
+    run.replace_config({**CONFIG, "steps": 200})
+    assert run.config == {"env": "babyai/GoToLocal", "seed": 3, "group": {"size": 4}, "steps": 200}
+
+
 def test_a_damaged_config_is_named(run):
     (run.path / "config.toml").write_text("seed = = 3")
     with pytest.raises(UserError, match=r"config\.toml: expected TOML"):

@@ -1,6 +1,6 @@
-"""Where metrics go: always the run directory, and beside it whatever the user watches.
+"""Where metrics go beside the run directory: whatever the user watches.
 
-`metrics.jsonl` is the record; the others are copies for the eye, in whose offline modes nothing leaves the machine
+`metrics.jsonl` and `timings.jsonl` are the record and always there (rundir.py); these are copies for the eye, in whose offline modes nothing leaves the machine
 (WANDB_MODE=offline; trackio and tensorboard are local anyway). A resumed run continues its curves.
 """
 
@@ -16,30 +16,25 @@ from assay.protocols import UserError
 from assay.rundir import RunDir
 
 Log = Callable[[int, dict[str, float]], None]
-Sink = tuple[Log, Callable[[], None]]  # (log, close)
+Sink = tuple[Log, Callable[[], object]]  # (log, close)
 
 
 class Loggers:
-    """`names` beside the run directory's own "jsonl", which need not be named. `last_step` is the one resumed from:
-    curves are continued behind it. UserError for a name that does not exist or a package that is not installed."""
+    """`names` may hold "jsonl", which the run directory writes itself. UserError for a name that does not exist or a
+    package that is not installed."""
 
-    def __init__(self, names: Sequence[str], run: RunDir, config: Mapping[str, Any], last_step: int = 0) -> None:
+    def __init__(self, names: Sequence[str], run: RunDir, config: Mapping[str, Any]) -> None:
         wanted = [name for name in dict.fromkeys(names) if name != "jsonl"]
         for name in wanted:
             if name not in SINKS:
                 raise UserError(f"logger {name!r} does not exist: choose from jsonl, {', '.join(SINKS)}")
             if find_spec(name) is None:
                 raise UserError(f"logger {name!r} needs a package that is not installed: pip install 'assay[{name}]'")
-        self.run = run
-        self.sinks = [SINKS[name](run, dict(config), last_step) for name in wanted]
+        self.sinks = [SINKS[name](run, dict(config)) for name in wanted]
 
-    def log(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any] | None = None) -> None:
-        """One step: facts to metrics.jsonl, clocks and rates to timings.jsonl; the numbers of both to the others."""
-        self.run.append_metrics(step, metrics)
-        if timings:
-            self.run.append_timings(step, timings)
-        both = {**metrics, **{f"timing/{name}": value for name, value in (timings or {}).items()}}
-        numbers = {name: float(value) for name, value in both.items() if _is_number(value)}
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """The numbers of one step; texts and None stay in the run directory."""
+        numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
         for log, _ in self.sinks:
             log(step, numbers)
 
@@ -53,20 +48,22 @@ def _is_number(value: Any) -> bool:
     return hasattr(value, "__float__") and not isinstance(value, str)
 
 
-def _tensorboard(run: RunDir, config: dict[str, Any], last_step: int) -> Sink:
+def _tensorboard(run: RunDir, config: dict[str, Any]) -> Sink:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(run.path / "tensorboard", purge_step=last_step + 1)
+    writers: list[SummaryWriter] = []  # none before the first step: only then is it known which steps are redone
 
     def log(step: int, numbers: dict[str, float]) -> None:
+        if not writers:
+            writers.append(SummaryWriter(run.path / "tensorboard", purge_step=step))
         for name, value in numbers.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()  # a killed run shows all its steps
+            writers[0].add_scalar(name, value, step)
+        writers[0].flush()  # a killed run shows all its steps
 
-    return log, writer.close
+    return log, lambda: [writer.close() for writer in writers]
 
 
-def _wandb(run: RunDir, config: dict[str, Any], last_step: int) -> Sink:
+def _wandb(run: RunDir, config: dict[str, Any]) -> Sink:
     import wandb
 
     online = wandb.init(
@@ -75,7 +72,7 @@ def _wandb(run: RunDir, config: dict[str, Any], last_step: int) -> Sink:
     return lambda step, numbers: online.log(numbers, step=step), online.finish
 
 
-def _trackio(run: RunDir, config: dict[str, Any], last_step: int) -> Sink:
+def _trackio(run: RunDir, config: dict[str, Any]) -> Sink:
     import trackio
 
     name = f"{run.path.name}-{run_id(run)}"  # trackio resumes by name
@@ -91,7 +88,7 @@ def run_id(run: RunDir) -> str:
     return read_file(path, 100).decode()
 
 
-SINKS: dict[str, Callable[[RunDir, dict[str, Any], int], Sink]] = {
+SINKS: dict[str, Callable[[RunDir, dict[str, Any]], Sink]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
     "trackio": _trackio,

@@ -1,6 +1,6 @@
 """One folder holds a run: written by one process at a time, readable by all, sound after any kill.
 
-    config.toml           complete and re-runnable; an absent key is None; written once
+    config.toml           complete and re-runnable; an absent key is None
     metrics.jsonl         one object a step: facts that a resumed run repeats bit for bit
     timings.jsonl         one object a step: clocks and rates, which it does not
     evaluation.json       held-out success before and after
@@ -68,7 +68,7 @@ class RunDir:
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
         with lock(path / LOCK):
-            write_file(path / CONFIG, tomli_w.dumps(_without_none(config)).encode())
+            _write_config(path / CONFIG, config)
         return cls(path, write=True)
 
     def __enter__(self) -> Self:
@@ -102,6 +102,11 @@ class RunDir:
             return tomllib.loads(read_file(path, CONFIG_BYTES).decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: expected TOML, found something else ({error}): restore the file") from error
+
+    def replace_config(self, config: Mapping[str, Any]) -> None:
+        """For a run that is extended: the only change that a written configuration may see."""
+        self._check_writer()
+        _write_config(self.path / CONFIG, config)
 
     def write_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         self._check_writer()
@@ -297,6 +302,10 @@ def decode_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `encode_record`, the step included."""
     values = {name: value for name, value in record.items() if name != "nonfinite"}
     return values | {name: float(text) for name, text in record.get("nonfinite", {}).items()}
+
+
+def _write_config(path: Path, config: Mapping[str, Any]) -> None:
+    write_file(path, tomli_w.dumps(_without_none(config)).encode())
 
 
 def _without_none(value: Any) -> Any:

@@ -30,7 +30,7 @@ class Layout:
         """From "append" or "window(K)"; ValueError says what was found."""
         if text == "append":
             return cls()
-        if text.startswith("window(") and text.endswith(")") and text[7:-1].isdigit():
+        if text.startswith("window(") and text.endswith(")") and text[7:-1].isdecimal():
             return cls("window", int(text[7:-1]))
         raise ValueError(f"layout is 'append' or 'window(K)' with K turns of history, not {text!r}")
 
@@ -109,6 +109,8 @@ def build_rows(
         for turn, first, end in spans:
             row = _row(trace, turn, first, end, view, targets)
             if len(row.at):
+                if row.at[0] == 0:
+                    raise ValueError(f"trace {trace.key}: nothing before its first target, so nothing predicts it")
                 rows.append(row)
     return rows
 
@@ -147,8 +149,9 @@ def _row(trace: Trace, turn: int, first: int, end: int, view: str, targets: Sequ
 def sampler_column(row: Row, name: str) -> Column:
     """`logprobs` or `entropies` as the sampler recorded them, on the row's targets; NaN where not known."""
     turns = range(len(row.trace.turns)) if row.turn == -1 else [row.turn]
+    targets = np.unique(row.provenance[row.at])  # those of the row: not the policy's where it was built for others
     parts = []
     for t in turns:
         turn = row.trace.turns[t]
-        parts.append(getattr(turn, name)[np.isin(turn.provenance, POLICY)])
+        parts.append(getattr(turn, name)[np.isin(turn.provenance, targets)])
     return np.concatenate(parts).astype(np.float32)

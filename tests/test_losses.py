@@ -75,18 +75,17 @@ def test_equal_bounds_as_number_and_per_token_give_the_same_bits() -> None:
     generator = torch.Generator().manual_seed(0)
     logprob, advantage = torch.randn(2, 500, generator=generator)
     old = logprob + 0.5 * torch.randn(500, generator=generator)
-    scalar, _ = policy_loss("ppo", logprob, old, advantage, low=0.17, high=0.29)
-    per_token, _ = policy_loss(
-        "ppo", logprob, old, advantage, low=torch.full((500,), 0.17), high=torch.full((500,), 0.29)
-    )
-    assert torch.equal(scalar, per_token)
+    for low, high in np.random.default_rng(0).uniform(0.01, 0.5, (20, 2)).tolist():
+        scalar, _ = policy_loss("ppo", logprob, old, advantage, low=low, high=high)
+        bounds = {"low": torch.full((500,), low), "high": torch.full((500,), high)}
+        assert torch.equal(scalar, policy_loss("ppo", logprob, old, advantage, **bounds)[0])
 
 
 def test_no_gradient_reaches_advantages_bounds_or_the_old_policy() -> None:
     logprob, old = at_ratio(1.5, 0.5)
-    constants = [old.requires_grad_(), tensor(1, -1, grad=True), tensor(0.2, 0.2, grad=True)]
+    constants = [old.requires_grad_(), tensor(1, -1, grad=True), *(tensor(0.2, 0.2, grad=True) for _ in range(2))]
     for gate in GATES:
-        bounds = {"high": constants[2]} if gate in ("ppo", "gspo", "sequence") else {}
+        bounds = {"low": constants[2], "high": constants[3]} if gate in ("ppo", "gspo", "sequence") else {}
         loss, _ = policy_loss(gate, logprob, constants[0], constants[1], torch.tensor([0, 1]), **bounds)
         grads = torch.autograd.grad(loss.sum(), [logprob, *constants], allow_unused=True)
         assert grads[0] is not None and all(g is None for g in grads[1:]), gate
@@ -201,7 +200,13 @@ def test_kl_golden_numbers() -> None:
 
 def test_kl_is_clamped_where_the_reference_thinks_a_token_impossible() -> None:
     assert kl(tensor(-500), tensor(0), "k3").tolist() == [10]
-    assert all(torch.isfinite(kl(tensor(-500, 0), tensor(0, -500), kind)).all() for kind in KL_KINDS)
+    assert all(torch.isfinite(kl(tensor(-2000, 0), tensor(0, -2000), kind)).all() for kind in KL_KINDS)
+
+
+def test_no_gradient_reaches_the_reference() -> None:
+    logprob, ref = tensor(-1, -2, grad=True), tensor(-1.5, -1, grad=True)
+    for kind in KL_KINDS:
+        assert torch.autograd.grad(kl(logprob, ref, kind).sum(), ref, allow_unused=True)[0] is None
 
 
 def expected_gradient(kind: str, logits: Tensor, reference: Tensor) -> Tensor:
@@ -431,6 +436,13 @@ def test_fully_masked_rows_leave_the_denominator(denominator) -> None:
     without = weights(denominator, [0, 0, 1], traces=["a", "c"], groups=["x", "z"], turns=[0, 1, 0], **keys)
     np.testing.assert_array_equal(with_masked, [without[0], without[1], 0, 0, 0, without[2]])
     assert (weights(denominator, [0], traces=["a"], groups=["x"], turns=[0], mask=[False], **keys) == 0).all()
+
+
+def test_two_views_of_an_episode_are_one_unit() -> None:
+    two_views = {"traces": ["a", "a", "b"], "turns": [0, 0, 0]}
+    assert weights("turn", [0, 1, 2], **two_views).tolist() == [0.25, 0.25, 0.5]
+    assert weights("episode", [0, 1, 2], **two_views).tolist() == [0.25, 0.25, 0.5]
+    assert weights("constant", [0, 1, 2], constant=2, **two_views).tolist() == [0.25] * 3
 
 
 def test_rows_of_token_weight_zero_leave_the_denominator_and_single_tokens_do_not() -> None:

@@ -34,7 +34,7 @@ def test_decays_never_rise(a, b, name) -> None:
 
 
 def test_warm_up_begins_above_zero_so_that_no_step_is_lost() -> None:
-    assert warmup(0.0, 0.1) == 0.1
+    assert [warmup(p, 0.1) for p in (0.0, 0.05, 0.1)] == pytest.approx([0.1, 0.55, 1.0])
     assert [warmup(p, 0.2, floor=0.0) for p in (0.05, 0.1, 0.2, 0.9)] == pytest.approx([0.25, 0.5, 1, 1])
     assert warmup(0.0, 0.0) == 1.0
 

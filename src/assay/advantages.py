@@ -32,7 +32,7 @@ def all_equal(rewards: ArrayLike) -> bool:
 def grpo(rewards: ArrayLike, epsilon: float = 1e-6) -> Array:
     """Group-normalised reward, `(R_i - mean) / (std + epsilon)`, with the unbiased (G - 1) std.
 
-    Source: Shao et al., DeepSeekMath, arXiv 2402.03300, eq. 3. The std is floored at `STD_FLOOR` before epsilon is
+    Source: Shao et al., DeepSeekMath, arXiv 2402.03300, section 4.1. The std is floored at `STD_FLOOR` before epsilon is
     added; a group of one gives 0, not the raw reward that verl gives.
 
     Args:

@@ -84,7 +84,7 @@ def clipped(
     """`max(-A rho, -A clip(rho, 1 - low, 1 + high))`, and for A < 0 at most `-A dual`.
 
     Source: Schulman et al., arXiv 1707.06347, eq. 7; separate bounds: DAPO, arXiv 2503.14476; dual clip: Ye et al.,
-    arXiv 1912.09729, eq. 6. With a sequence's ratio it is GSPO's or the original RLOO's.
+    arXiv 1912.09729. With a sequence's ratio it is GSPO's or the original RLOO's.
     """
     if dual is not None and dual <= 1.0:
         raise ValueError(f"dual caps the ratio of tokens with negative advantage, it must be above 1, not {dual}")
@@ -108,7 +108,7 @@ def plain(logprob: Tensor, ratio: Tensor, advantage: Tensor) -> Loss:
 def cispo(logprob: Tensor, ratio: Tensor, advantage: Tensor, cispo_weight_cap: float = 5.0) -> Loss:
     """`-sg(min(rho, cap)) A log pi`: every token keeps its gradient, only its weight is capped.
 
-    Source: MiniMax-M1, arXiv 2506.13585, eq. 4, without a lower bound. The cap is the largest weight itself, as in
+    Source: MiniMax-M1, arXiv 2506.13585, without a lower bound. The cap is the largest weight itself, as in
     TRL, not 1 + epsilon as in verl; 5 is ScaleRL's (arXiv 2510.13786).
     """
     weight = ratio.detach()
@@ -140,7 +140,7 @@ def sequence_log_ratio(log_ratio: Tensor, sequence: Tensor, mean: bool) -> Tenso
     """The log ratio of each token's sequence, with the gradient of the token's own log-prob (GSPO-token).
 
     Value: the sum over the sequence (`mean`: divided by its tokens, at most `SEQUENCE_LIMIT`). Summed (`mean`:
-    averaged) over the sequence, the gradient is that of the sequence's own ratio. Source: arXiv 2507.18071, eq. 14.
+    averaged) over the sequence, the gradient is that of the sequence's own ratio. Source: arXiv 2507.18071.
 
     Args:
       log_ratio: [N].

@@ -1,7 +1,8 @@
 """Where metrics go beside the run directory: whatever the user watches.
 
-`metrics.jsonl` and `timings.jsonl` are the record and always there (rundir.py); these are copies for the eye, in whose offline modes nothing leaves the machine
-(WANDB_MODE=offline; trackio and tensorboard are local anyway). A resumed run continues its curves.
+`metrics.jsonl` and `timings.jsonl` are the record and always there (rundir.py); these are copies for the eye, in whose
+offline modes nothing leaves the machine (WANDB_MODE=offline; trackio and tensorboard are local anyway). A resumed run
+continues its curves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from assay.protocols import UserError
 from assay.rundir import RunDir
 
 Log = Callable[[int, dict[str, float]], None]
-Sink = tuple[Log, Callable[[], object]]  # (log, close)
+Sink = tuple[Log, Callable[[], None]]  # (log, close)
 
 
 class Loggers:
@@ -60,7 +61,11 @@ def _tensorboard(run: RunDir, config: dict[str, Any]) -> Sink:
             writers[0].add_scalar(name, value, step)
         writers[0].flush()  # a killed run shows all its steps
 
-    return log, lambda: [writer.close() for writer in writers]
+    def close() -> None:
+        for writer in writers:
+            writer.close()
+
+    return log, close
 
 
 def _wandb(run: RunDir, config: dict[str, Any]) -> Sink:

@@ -31,6 +31,7 @@ from assay.protocols import Reset, Restore, Snapshot, Step, StepResult, UserErro
 from assay.rng import stable_hash
 
 STRAY_LINES = 20  # of what the environments printed, the first lines that are kept
+LINE_LENGTH = 1000  # bytes of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class _Worker:
     answered: int = 0
     out: bytearray = field(default_factory=bytearray)
     rest: bytes = b""
+    said: bytes = b""  # the beginning of a printed line
     since: float = 0.0  # when the oldest pending request became the oldest
 
 
@@ -286,9 +288,11 @@ class Pool:
             return
         if not data and worker.output in self._selector.get_map():
             self._selector.unregister(worker.output)
-        self.counters["stray_lines"] += data.count(b"\n")
-        if len(self.stray) < STRAY_LINES:
-            self.stray += data.decode(errors="replace").splitlines()[: STRAY_LINES - len(self.stray)]
+        *lines, worker.said = (worker.said + data).split(b"\n")
+        worker.said = worker.said[:LINE_LENGTH]
+        self.counters["stray_lines"] += len(lines)
+        kept = lines[: STRAY_LINES - len(self.stray)]
+        self.stray += [line[:LINE_LENGTH].decode(errors="replace") for line in kept]
 
     def _deliver(self, op: str, slot: int, error: str, value: Any) -> None:
         if op == "make":

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -179,6 +180,24 @@ def test_arrays_that_are_read_can_be_written_to_without_touching_their_neighbour
     assert bits(again.turns[1]) == bits(turn(3))
 
 
+def golden():
+    """What tests/data/traces-1.parquet holds: every outcome and provenance, a null, an odd text, no turn."""
+    nan = np.float32("nan")
+    odd = turn(3, logprobs=np.array([-0.5, nan, -2], np.float32), observation="caf\u00e9 \ud800")
+    kinds = turn(6, provenance=np.arange(6, dtype=np.uint8), closing_ids=np.array([4], np.int32), stop="length")
+    outcomes = [trace(rollout=r, outcome=outcome) for r, outcome in enumerate(Outcome)]
+    return [
+        *outcomes,
+        trace(odd, kinds, mode="explore", kind="child", parent="p", extra_tokens=9, evidence={"gold": [1]}),
+    ]
+
+
+def test_a_file_of_schema_version_1_is_read_for_ever():
+    """The file was written once, when version 1 was made. Never write it anew."""
+    again = read_traces(Path(__file__).parent / "data" / "traces-1.parquet")
+    assert [bits(t) for t in again] == [bits(t) for t in golden()]
+
+
 def test_the_same_traces_give_the_same_bytes(tmp_path):
     some = [trace(turn(k), evidence={"b": 1, "a": 2}) for k in range(20)]
     write_traces(tmp_path / "a", some), write_traces(tmp_path / "b", some)
@@ -191,6 +210,7 @@ def test_any_parquet_reader_sees_nulls_text_and_json(tmp_path):
     write_traces(tmp_path / "t", [trace(made, evidence={"gold": ["x"]}, reward=math.nan)])
     row = pq.read_table(tmp_path / "t").to_pylist()[0]
     assert row["turns"][0]["logprobs"] == [None, -0.5] and row["turns"][0]["observation"] == "a\ufffd"
+    assert row["exact_text"] == [("turns.0.observation", b"a\xed\xa0\x80")]  # only what its column cannot hold
     assert math.isnan(row["reward"]) and json.loads(row["evidence"]) == {"gold": ["x"]}
     assert row["task"]["environment"] == "env/A" and row["outcome"] == "success"
 

@@ -68,6 +68,8 @@ class WarmStart(Section):
     """AdamW learning rate of the warm start."""
     rows_per_update: int = Field(8, ge=1)
     """Episodes per optimiser step: many small updates learn faster here."""
+    seed: int = Field(0, ge=0)
+    """Of the episodes and their order; not the run's seed, so that runs share their start."""
     from_scratch: bool = False
     """Forget the checkpoint's weights first: the policy then knows these episodes and nothing else."""
 
@@ -131,7 +133,7 @@ class RunConfig(Section):
     """A built-in policy from `assay models`, a local folder, or a hub name."""
     lora_rank: int | None = Field(None, ge=1)
     """Train a low-rank adapter of this rank on all projections; absent: all weights."""
-    lora_alpha: float = Field(16.0, gt=0)
+    lora_alpha: int = Field(16, gt=0)
     """Scale of the adapter, over its rank."""
     thinking: Literal["off", "keep"] = "off"
     """Ask the chat template for no thinking block, or let the policy think and keep the block in later turns' context."""

@@ -54,7 +54,7 @@ def demonstrate(
         )  # fmt: skip
     outcome = Outcome.SUCCESS if info["success"] else Outcome.FAILURE if ended else Outcome.HORIZON
     return Trace(
-        key, step=-1, round=0, slot=task % 10_000, rollout=rollout, prompt_ids=prompt_ids,
+        key, step=-1, round=0, slot=rollout % 10_000, rollout=rollout // 10_000, prompt_ids=prompt_ids,
         prompt_provenance=prompt_provenance, turns=tuple(turns), final_observation=observation, reward=reward,
         outcome=outcome, temperature=1.0,
     )  # fmt: skip

@@ -47,8 +47,9 @@ class LayerWeights(NamedTuple):
 class Network:
     """A causal model for the sampler and the learner. It owns no copy of the weights."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: Any) -> None:
+        """`model`: a PreTrainedModel for causal language modelling, or a peft model around one."""
+        self.model: Any = model
         config = model.config
         if not getattr(config, "num_attention_heads", 0):
             raise UserError(
@@ -133,19 +134,20 @@ def load_model(path: str, dtype: torch.dtype = torch.float32, **options: Any) ->
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"model {path!r} cannot be loaded: {_first_line(error)}") from error
     if hasattr(model, "hf_quantizer"):  # a GGUF file is de-quantised on loading; say so, or it cannot be saved
         model.hf_quantizer, model.is_quantized = None, False
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-    return model.eval()
+    loaded: PreTrainedModel = model.eval()
+    return loaded
 
 
 def check_exact(network: Network, length: int = 48) -> None:
     """Compares log-probs with the model's own forward on a probe; UserError names the architecture if they differ."""
-    model = network.model
+    model: Any = network.model
     name = type(model).__name__
     window = getattr(model.config, "sliding_window", None)
     if window and getattr(model.config, "use_sliding_window", True) and window < network.max_length:
@@ -170,9 +172,10 @@ def check_exact(network: Network, length: int = 48) -> None:
         )
 
 
-def _backbone(model: PreTrainedModel) -> nn.Module:
+def _backbone(model: Any) -> nn.Module:
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return getattr(base, base.base_model_prefix)
+    backbone: nn.Module = getattr(base, base.base_model_prefix)
+    return backbone
 
 
 def _attention_hook(
@@ -188,7 +191,7 @@ def _attention_hook(
     return attend(layer, q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1), scale)[None], None
 
 
-def _can_fuse(model: PreTrainedModel) -> bool:
+def _can_fuse(model: Any) -> bool:
     if type(model).__name__ not in FUSED:  # a LoRA model is of another class
         return False
     config = model.config

@@ -76,6 +76,7 @@ def train_tokenizer(texts: Iterable[str], folder: Path) -> Any:
         model_max_length=CONTEXT,
     )
     fast.chat_template = TEMPLATE
+    fast.init_kwargs["assay_prompt"] = "brief"  # short prompts: these policies know the environments by name
     fast.save_pretrained(folder)
     return fast
 

@@ -1,0 +1,212 @@
+"""From a configuration to the objects of a run: environment processes, model, renderer, sampler, learner, methods."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay import tiny
+from assay.config import RunConfig, Slots, overlay, parse
+from assay.curriculum import Curriculum
+from assay.envs.workers import Pool
+from assay.learner.torch_learner import TorchLearner
+from assay.methods.host import Host
+from assay.methods.presets import PRESETS
+from assay.model import Network, check_exact, load_model
+from assay.protocols import Method, Sampling, UserError
+from assay.renderers import ChatRenderer
+from assay.rollout import Driver, Progress
+from assay.rows import Layout
+from assay.sampler.torch_sampler import TorchSampler
+
+LORA_TARGETS = "all-linear"
+LEARNING_RATE_AT_END = 0.1  # of the peak, for decaying schedules
+
+
+def resolve(values: dict[str, Any], where: str) -> RunConfig:
+    """A complete configuration: the preset's slots under the user's keys."""
+    config = parse(values, where)
+    if not config.method:
+        raise UserError(f"{where}: method is empty: name a preset, {', '.join(PRESETS)}")
+    name = config.method[0]
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, 1, 0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"the presets are {', '.join(PRESETS)}"
+        raise UserError(f"{where}: method {name!r} is no preset, and the first one must be: {hint}")
+    slots = overlay(Slots().model_dump(exclude_none=True), PRESETS[name].slots)
+    return parse(overlay(values, {"slots": overlay(slots, values.get("slots", {}))}), where)
+
+
+@dataclass(slots=True)
+class Bench:
+    """Everything that a run needs, built once. `close` ends the worker processes."""
+
+    config: RunConfig
+    pool: Pool
+    tokenizer: Any
+    renderer: ChatRenderer
+    network: Network
+    sampler: TorchSampler
+    layout: Layout
+
+    def driver(
+        self,
+        temperature: float,
+        seed: int,
+        wrappers: Sequence[Callable[..., Any]] = (),
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Driver:
+        """Episodes at a temperature (0: greedy)."""
+        config = self.config
+        return Driver(
+            self.sampler,
+            self.pool,
+            self.renderer,
+            Sampling(temperature, config.max_turn_tokens, self.renderer.stop_ids),
+            seed=seed,
+            layout=self.layout,
+            max_episode_tokens=config.max_episode_tokens,
+            concurrency=config.runtime.concurrency,
+            delay=config.runtime.delay_ticks,
+            wrappers=wrappers,
+            progress=progress,
+        )
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+def build(config: RunConfig) -> Bench:
+    """Starts the environment's workers and loads the model; UserError for what cannot be."""
+    torch.set_num_threads(config.runtime.threads)
+    try:
+        layout = Layout.parse(config.layout)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    pool = Pool(config.env, config.env_args, config.runtime.workers, config.runtime.step_timeout_s)
+    try:
+        network, tokenizer = load_policy(config)
+        renderer = ChatRenderer(tokenizer, _instructions(config, tokenizer, pool), thinking=config.thinking)
+        if layout.name == "window" and not renderer.windows:
+            raise UserError(f"layout {config.layout!r} needs a chat template with a system message: use layout append")
+        length = min(network.max_length, config.max_episode_tokens)
+        sampler = TorchSampler(network, 2 * config.runtime.concurrency, length, renderer.decode)
+    except BaseException:
+        pool.close()
+        raise
+    return Bench(config, pool, tokenizer, renderer, network, sampler, layout)
+
+
+def load_policy(config: RunConfig, path: str | Path | None = None) -> tuple[Network, Any]:
+    """(network, tokenizer) of `path`, or of the configuration's model; with an adapter if it asks for one."""
+    from transformers import AutoTokenizer
+
+    source = str(path or policy_folder(config.model))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"model {source!r} has no tokenizer that can be loaded: {str(error).splitlines()[0]}"
+        ) from error
+    model: Any = load_model(source, getattr(torch, config.runtime.dtype))
+    model.to(config.runtime.device)
+    if config.lora_rank and not hasattr(model, "peft_config"):
+        model = _with_adapter(model, config)
+    network = Network(model)
+    check_exact(network)
+    return network, tokenizer
+
+
+def policy_folder(name: str) -> str:
+    """Of a built-in policy, of a run directory's trained policy, or the name itself (a folder, a hub name)."""
+    built_in = tiny.folder_of(name)
+    if built_in is not None:
+        return str(built_in)
+    if (Path(name) / "policy").is_dir():
+        return str(Path(name) / "policy")
+    if os.sep not in name and "/" not in name:
+        near = difflib.get_close_matches(name, tiny.SHAPES, 1, 0.5)
+        if near:
+            raise UserError(f"model {name!r} does not exist: did you mean {near[0]!r}?")
+    return name
+
+
+def build_learner(config: RunConfig, network: Network, failures: Path | None) -> TorchLearner:
+    """The learner of the RL phase: a fresh optimiser; a frozen copy as reference where the KL needs one."""
+    needs_reference = config.slots.kl != "none" and config.slots.kl_coefficient > 0 and not config.lora_rank
+    reference = Network(copy.deepcopy(network.model)) if needs_reference else None
+    return TorchLearner(
+        network,
+        learning_rate=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        schedule=config.schedule,
+        weight_decay=config.weight_decay,
+        grad_clip=config.grad_clip,
+        tokens_per_forward=config.runtime.tokens_per_forward,
+        value_head=config.slots.advantage == "gae",
+        on_nonfinite=config.runtime.on_nonfinite,
+        failure_folder=failures,
+        reference=reference,
+    )
+
+
+def build_methods(config: RunConfig) -> list[Method]:
+    """The host, then the further methods in the order named. UserError for what does not exist or sets a slot twice."""
+    methods: list[Method] = [Host(config.slots, config.max_episode_tokens)]
+    for name in config.method[1:]:
+        methods.append(_load_method(name, config.method_args.get(name, {})))
+    for name in config.method_args:
+        if name not in config.method[1:]:
+            raise UserError(f"method_args has settings for {name!r}, which is not among the methods {config.method}")
+    estimators = [m for m in methods if m.advantage is not None]
+    if len(estimators) > 1:
+        raise UserError(f"two methods set the advantage: {', '.join(type(m).__name__ for m in estimators)}; use one")
+    return methods
+
+
+def build_curriculum(config: RunConfig, pool: Pool) -> Curriculum:
+    return Curriculum(config.seed, pool.spec["sizes"]["train"], config.tasks_per_step, config.env)
+
+
+def _load_method(name: str, settings: dict[str, Any]) -> Method:
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise UserError(f"method {name!r} does not exist: further methods are given as mypkg.module:Class")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"method {name!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise UserError(f"method {name!r} is not a class derived from assay.Method")
+    try:
+        method: Method = found(**settings)
+    except TypeError as error:
+        raise UserError(f"method {name!r} does not take these settings: {error}") from error
+    return method
+
+
+def _instructions(config: RunConfig, tokenizer: Any, pool: Pool) -> str:
+    built_in = tokenizer.init_kwargs.get("assay_prompt") == "brief"
+    brief = config.prompt == "brief" or (config.prompt == "auto" and built_in)
+    return str(pool.spec["brief" if brief else "instructions"])
+
+
+def _with_adapter(model: Any, config: RunConfig) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise UserError("lora_rank needs peft: pip install 'assay[lora]'") from error
+    settings = LoraConfig(
+        r=config.lora_rank or 0, lora_alpha=config.lora_alpha, target_modules=LORA_TARGETS, task_type="CAUSAL_LM"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return get_peft_model(model, settings).eval()

@@ -1,0 +1,380 @@
+"""Training: the step, and the run around it.
+
+`Trainer.step` is the algorithm box of the design: collect, rows, score, reward, advantage, modulate, streams, update.
+The run around it keeps one promise: killed at any instant and resumed, it gives the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.build import Bench, build, build_curriculum, build_learner, build_methods, resolve
+from assay.checkpoints import Retention
+from assay.config import RunConfig, dump
+from assay.evaluate import evaluate, evaluate_all
+from assay.learner.torch_learner import TorchLearner
+from assay.loggers import Loggers
+from assay.protocols import Method, Metrics, UserError
+from assay.report import write_report
+from assay.rng import generator
+from assay.rollout import Collection, Progress
+from assay.rows import Batch, Row, Stream, build_rows, sampler_column
+from assay.rundir import RunDir
+from assay.stats import wilson
+from assay.trace import Group, Outcome, Trace
+from assay.warmstart import warm_start
+
+
+class Display:
+    """What a run tells a person; this one says nothing. The command line has one that draws."""
+
+    def phase(self, name: str) -> None: ...
+    def episodes(self, progress: Progress) -> None: ...
+    def imitation(self, done: int, total: int, loss: float) -> None: ...
+    def evaluated(self, when: str, result: dict[str, Any]) -> None: ...
+    def step(self, metrics: Metrics, timings: Metrics) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Trainer:
+    """One run's state between steps. `spent` counts steps, episodes, generated tokens and environment steps so far."""
+
+    def __init__(self, bench: Bench, learner: TorchLearner, display: Display) -> None:
+        self.bench, self.learner, self.display = bench, learner, display
+        self.config = bench.config
+        self.methods: list[Method] = build_methods(self.config)
+        self.curriculum = build_curriculum(self.config, bench.pool)
+        self.spent: dict[str, int] = dict.fromkeys(("steps", "episodes", "tokens", "env_steps"), 0)
+        self.driver = bench.driver(
+            self.config.temperature, self.config.seed, [m.episode for m in self.methods], display.episodes
+        )
+        self.needs = _needs(self.methods, learner, self.config)
+
+    def step(self) -> tuple[Metrics, Metrics, Batch]:
+        """One training step: (metrics, timings, batch)."""
+        began = time.perf_counter()
+        progress = min(1.0, self.spent["steps"] / (self.config.planned_steps or max(self.config.steps, 1)))
+        collection = self.collect()
+        batch, metrics = collection.batch, _facts(collection)
+
+        rows = build_rows(batch.traces, self.bench.layout)
+        views = rows + [view for method in self.methods for view in method.rows(batch)]
+        scored = time.perf_counter()
+        self.learner.score(views, self.needs, self.config.temperature)
+        metrics |= _entropy(rows, self.needs)
+        for method in self.methods:
+            metrics |= method.reward(batch, rows)
+        for method in self.methods:
+            if method.advantage is not None and rows:
+                metrics |= method.advantage(batch, rows)
+        for method in self.methods:
+            metrics |= method.modulate(batch, rows)
+        updates = [self.update(part, progress) for part in self.parts(batch, rows)]
+        metrics |= _mean_of(updates)
+        self.bench.sampler.load(self.learner)
+
+        self.spent["steps"] += 1
+        self.spent["episodes"] += int(collection.counters["episodes"])
+        self.spent["tokens"] += int(collection.counters["generated_tokens"])
+        self.spent["env_steps"] += int(collection.counters["env_steps"])
+        metrics |= {f"total_{name}": float(value) for name, value in self.spent.items() if name != "steps"}
+        ended = time.perf_counter()
+        timings = collection.timings | {"update_s": ended - scored, "step_s": ended - began}
+        timings["tokens_per_s"] = collection.counters["generated_tokens"] / timings["step_s"]
+        return metrics, timings, batch
+
+    def collect(self) -> Collection:
+        """Groups of fresh episodes on this step's tasks."""
+        config, step = self.config, self.spent["steps"] + 1
+        collection = self.driver.collect_groups(
+            lambda round_, missing: self.curriculum.tasks(step, missing),
+            tasks_per_step=config.tasks_per_step,
+            rollouts_per_task=config.rollouts_per_task,
+            step=step,
+            revise=[m.revise for m in self.methods if m.revise is not None],
+            keep=[m.keep for m in self.methods if m.keep is not None],
+            max_rounds=config.rounds if any(m.keep is not None for m in self.methods) else 1,
+            policy_version=self.learner.version,
+        )
+        if config.cut == "drop":
+            collection.batch = Batch([_without_cut(g) for g in collection.batch.groups], collection.batch.dropped)
+        return collection
+
+    def parts(self, batch: Batch, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """The rows of each optimiser step: the task instances in a keyed order, dealt into `updates_per_batch` hands."""
+        keys = sorted({row.trace.group_key for row in rows})
+        for epoch in range(self.config.epochs):
+            order = generator(self.config.seed, "parts", self.spent["steps"], epoch).permutation(len(keys))
+            for part in range(self.config.updates_per_batch):
+                chosen = {keys[i] for i in order[part :: self.config.updates_per_batch]}
+                yield [row for row in rows if row.trace.group_key in chosen]
+
+    def update(self, rows: list[Row], progress: float) -> Metrics:
+        """One optimiser step on what the methods make of these rows."""
+        streams: list[Stream] = []
+        for method in self.methods:
+            streams = method.streams(rows, streams, progress)
+        return self.learner.update(streams, progress)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(tensors, JSON state): everything that the next step depends on."""
+        learner = self.learner.state_dict()
+        methods = {f"{i}.{type(m).__name__}": m.state_dict() for i, m in enumerate(self.methods)}
+        json_state = {
+            "learner": learner["json"],
+            "methods": methods,
+            "curriculum": self.curriculum.state_dict(),
+            "spent": dict(self.spent),
+        }
+        return learner["tensors"], json_state
+
+    def load_state(self, tensors: dict[str, Any], state: dict[str, Any]) -> None:
+        self.learner.load_state_dict({"tensors": tensors, "json": state["learner"]})
+        for i, method in enumerate(self.methods):
+            method.load_state_dict(state["methods"][f"{i}.{type(method).__name__}"])
+        self.curriculum.load_state_dict(state["curriculum"])
+        self.spent = {name: int(value) for name, value in state["spent"].items()}
+        self.bench.sampler.load(self.learner)
+
+
+# -------------------------------------------------------------------------------------------------------------- the run
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run came to; `as_json` is what `--json` prints."""
+
+    run: Path
+    config: RunConfig
+    before: dict[str, Any]
+    after: dict[str, Any]
+    spent: dict[str, int]
+    seconds: float
+    stopped: bool = False  # by the user, before its last step
+    warm_start: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "before": self.before,
+            "after": self.after,
+            "steps": self.spent["steps"],
+            "episodes": self.spent["episodes"],
+            "tokens": self.spent["tokens"],
+            "env_steps": self.spent["env_steps"],
+            "seconds": round(self.seconds, 3),
+            "stopped": self.stopped,
+            "warm_start": self.warm_start,
+            "run": str(self.run),
+            "seed": self.config.seed,
+        }
+
+
+def default_out(config: RunConfig) -> str:
+    """runs/ENV-METHOD-MODEL-sSEED."""
+    parts = [config.env, "+".join(config.method), Path(config.model).name, f"s{config.seed}"]
+    return "runs/" + "-".join(p.replace("/", "-").replace(":", "-") for p in parts)
+
+
+def train(values: dict[str, Any], display: Display | None = None, where: str = "configuration") -> Result:
+    """Train from nested configuration keys in a new run directory."""
+    config = resolve(values, where)
+    config = config.model_copy(update={"planned_steps": config.planned_steps or max(config.steps, 1)})
+    with RunDir.create(config.out or default_out(config), dump(config)) as run:
+        return _run(config, run, display or Display())
+
+
+def resume(path: str | Path, steps: str | None = None, display: Display | None = None, replan: bool = False) -> Result:
+    """Go on from the last checkpoint of a run. `steps` "+50" extends it, "200" sets its end."""
+    with RunDir(path, write=True) as run:
+        config = resolve(run.config, str(Path(path) / "config.toml"))
+        if steps is not None:
+            config = _extend(config, steps, replan)
+            run.replace_config(dump(config))
+        return _run(config, run, display or Display())
+
+
+def _run(config: RunConfig, run: RunDir, display: Display) -> Result:
+    began = time.perf_counter()
+    display.phase("building")
+    bench = build(config)
+    loggers = Loggers(config.runtime.loggers, run, dump(config))
+    try:
+        with _interrupts() as interrupted:
+            return _phases(config, run, bench, loggers, display, began, interrupted)
+    finally:
+        loggers.close()
+        bench.close()
+
+
+def _phases(
+    config: RunConfig,
+    run: RunDir,
+    bench: Bench,
+    loggers: Loggers,
+    display: Display,
+    began: float,
+    interrupted: list[int],
+) -> Result:
+    """Warm start and first evaluation unless a checkpoint has them behind it; the steps; the last evaluation."""
+    started: dict[str, Any] = {}
+    checkpoint = run.latest_checkpoint()
+    if checkpoint is None:
+        run.cut_back(-1)
+        started = warm_start(bench, display)
+        bench.sampler.load(build_learner(config, bench.network, None))
+    trainer = Trainer(bench, build_learner(config, bench.network, run.path / "failures"), display)
+    if checkpoint is None:
+        _evaluate_into(run, "before", bench, display, {"warm_start": started})
+        _save(run, trainer, {})
+    else:
+        tensors, state = run.load_checkpoint(checkpoint)
+        trainer.load_state(dict(tensors), state)
+        run.cut_back(trainer.spent["steps"])
+        display.note(f"resumed after step {trainer.spent['steps']}")
+    display.phase("training")
+    while trainer.spent["steps"] < config.steps and not interrupted:
+        metrics, timings, batch = trainer.step()
+        step = trainer.spent["steps"]
+        if config.evaluation.every and step % config.evaluation.every == 0 and config.evaluation.tasks:
+            summary, _ = evaluate(bench, "iid", config.evaluation.tasks, greedy=False, temperature=config.temperature)
+            metrics |= {f"iid_{name}": summary[name] for name in ("success", "low", "high")}
+        if config.runtime.traces_every and step % config.runtime.traces_every == 0:
+            run.write_traces(step, [t for g in batch.groups + batch.dropped for t in (*g.traces, *g.others)])
+        run.append_metrics(step, metrics)
+        run.append_timings(step, timings)
+        loggers.log(step, metrics | timings)
+        display.step({"step": step, **metrics}, timings)
+        if step % config.runtime.checkpoint_every == 0 or step == config.steps or interrupted:
+            _save(run, trainer, metrics)
+    done = trainer.spent["steps"] >= config.steps
+    if done:
+        trainer.learner.save_pretrained(run.path / "policy")
+        bench.tokenizer.save_pretrained(run.path / "policy")
+        _evaluate_into(run, "after", bench, display, {})
+    evaluation = run.evaluation
+    write_report(run, bench.renderer.decode)
+    return Result(
+        run.path, config, evaluation.get("before", {}), evaluation.get("after", {}) if done else {}, trainer.spent,
+        time.perf_counter() - began, not done, evaluation.get("warm_start", {}),
+    )  # fmt: skip
+
+
+def _evaluate_into(run: RunDir, when: str, bench: Bench, display: Display, more: dict[str, Any]) -> None:
+    settings = bench.config.evaluation
+    if settings.tasks:
+        display.phase(f"evaluating {when} training")
+        result, traces = evaluate_all(
+            bench, settings.tasks, settings.ood, settings.greedy, lambda _, progress: display.episodes(progress)
+        )
+        run.write_traces(when, traces)
+        display.evaluated(when, result)
+    else:
+        result = {}
+    run.write_evaluation(run.evaluation | {when: result} | more)
+
+
+def _save(run: RunDir, trainer: Trainer, metrics: Metrics) -> None:
+    tensors, state = trainer.state()
+    retention = Retention(trainer.config.runtime.keep_checkpoints)
+    run.save_checkpoint(trainer.spent["steps"], tensors, state, metrics, retention)
+
+
+def _extend(config: RunConfig, steps: str, replan: bool) -> RunConfig:
+    try:
+        total = config.steps + int(steps[1:]) if steps.startswith("+") else int(steps)
+    except ValueError as error:
+        raise UserError(f"--steps {steps!r}: give +N for N more steps, or N for their total") from error
+    planned = total if replan else config.planned_steps or config.steps
+    return config.model_copy(update={"steps": total, "planned_steps": planned})
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Ctrl-C (and SIGTERM) end the run after the present step; a second one ends it at once."""
+    seen: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    try:
+        old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever called us handles signals
+        old = {}
+    try:
+        yield seen
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+# ------------------------------------------------------------------------------------------------------------- details
+
+
+def _needs(methods: Sequence[Method], learner: TorchLearner, config: RunConfig) -> frozenset[str]:
+    """What the score pass must compute. The ratio's old log-prob is the learner's own: with one update per batch the
+    detached new one serves, else it is scored; entropies come from the score pass if one runs."""
+    needs = frozenset().union(*(m.needs for m in methods))
+    if config.updates_per_batch * config.epochs > 1:
+        needs |= {"old_logprob"}
+    if needs - learner.provides:
+        raise UserError(f"the in-process learner cannot provide {', '.join(sorted(needs - learner.provides))}")
+    return needs | {"entropy"} if needs - {"entropy"} else needs
+
+
+def _facts(collection: Collection) -> Metrics:
+    """Raw outcomes of a step. Means are over learnable episodes, entropies over sampled tokens."""
+    batch, counters = collection.batch, collection.counters
+    everything: list[Trace] = [t for g in batch.groups + batch.dropped for t in g.traces]
+    attempts = [t for t in everything if t.learnable]
+    metrics: Metrics = {name: float(value) for name, value in sorted(counters.items())}
+    if attempts:
+        interval = wilson(sum(t.success for t in attempts), len(attempts))
+        metrics |= {"success": interval.estimate, "success_low": interval.low, "success_high": interval.high}
+        metrics["reward"] = float(np.mean([t.reward for t in attempts]))
+        metrics["turns"] = float(np.mean([len(t.turns) for t in attempts]))
+        metrics["episode_tokens"] = float(np.mean([t.length for t in attempts]))
+        turns = [turn for t in attempts for turn in t.turns]
+        metrics["invalid_actions"] = float(np.mean([not turn.valid for turn in turns])) if turns else 0.0
+    for outcome in Outcome:
+        metrics[f"outcome_{outcome.value.replace(' ', '_')}"] = float(sum(t.outcome is outcome for t in everything))
+    return metrics
+
+
+def _entropy(rows: Sequence[Row], needs: frozenset[str]) -> Metrics:
+    """Column "entropy", from the trace unless a score pass gave it; its mean over sampled tokens."""
+    if "entropy" not in needs:
+        for row in rows:
+            row.columns["entropy"] = sampler_column(row, "entropies")
+    values = np.concatenate([row.columns["entropy"] for row in rows]) if rows else np.zeros(0)
+    return {"entropy": float(np.mean(values))} if len(values) and np.isfinite(values).all() else {}
+
+
+def _mean_of(updates: Sequence[Metrics]) -> Metrics:
+    """Means over the optimiser steps of a batch; counts are summed."""
+    metrics: Metrics = {"updates": float(len(updates))}
+    for name in updates[0] if updates else ():
+        values = [u[name] for u in updates if name in u]
+        metrics[name] = float(np.sum(values) if name.startswith("tokens_") else np.mean(values))
+    return metrics
+
+
+def _without_cut(group: Group) -> Group:
+    """The group as if its cut episodes had not been rolled out: they stay as cost."""
+    kept = tuple(t for t in group.traces if t.outcome is not Outcome.CUT)
+    gone = tuple(t for t in group.traces if t.outcome is Outcome.CUT)
+    return Group(group.task, kept, group.others + gone) if kept else Group(group.task, (), group.others + gone)
+
+
+def write_json(result: Result) -> str:
+    return json.dumps(result.as_json(), allow_nan=False)

@@ -322,7 +322,7 @@ def test_version_changes_with_every_setting_that_changes_a_task():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"numbers": 6}, "numbers is 6"),
+        ({"numbers": 7}, "numbers is 7"),
         ({"ood_numbers": 2}, "ood_numbers is 2"),
         ({"ood_max_target": 49}, "ood_max_target is 49"),
         ({"ood_numbers": 3, "ood_max_target": 50}, "one must be larger"),
@@ -354,10 +354,22 @@ def test_gymnasium_check_env_passes():
 
 
 def test_observations_fit_the_declared_space_for_the_largest_settings():
-    env = Countdown(numbers=4, ood_numbers=5, max_number=99, max_result=99999, max_target=9998, ood_max_target=9999)
+    env = Countdown(numbers=5, ood_numbers=6, max_number=99, max_result=99999, max_target=9998, ood_max_target=9999)
     observation, _ = start(env, 0)
     assert env.observation_space.contains(observation)
-    assert env.observation_space.contains(" ".join(["99999"] * 5))
+    assert env.observation_space.contains(" ".join(["99999"] * 6))
+
+
+def test_six_numbers_as_in_the_game_are_solved_within_the_horizon():
+    env = Countdown(numbers=6, ood_numbers=6)
+    for split in ("train", "ood"):
+        _, info = start(env, 1, split)
+        turns, terminated = 0, False
+        while not terminated:
+            _, _, terminated, truncated, _ = env.step(env.expert())
+            turns += 1
+            assert not truncated
+        assert turns == int(info["stratum"][0])
 
 
 def test_content_hash_ignores_nothing_that_makes_a_task():

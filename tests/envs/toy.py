@@ -58,7 +58,7 @@ class Line(gymnasium.Env[str, str]):
             "valid": verb in self.skills,
             "success": success,
             "skill": verb if verb in self.skills else "other",
-            "noop": verb not in "RL",
+            "noop": verb not in ("R", "L"),
             "anchor": stable_hash(self._look()),
         }
         return self._look(), float(success), ended, not ended and self.turn >= self.horizon, info

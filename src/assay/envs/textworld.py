@@ -12,6 +12,7 @@ import json
 import math
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,8 +29,19 @@ END = re.compile(r"\n\s*\*\*\* (?:The End|You lost!) \*\*\*.*", re.DOTALL)
 FINAL = re.compile(r"You scored (?P<score>-?\d+) out of")  # the status line is not drawn again at the end
 SCORED = re.compile(r"Your score has just gone (?:up|down) by [\w-]+ points?\.")
 RECIPE = re.compile(r"Ingredients:\n(?P<ingredients>.*?)\n\s*\n\s*Directions:\n(?P<directions>.*)", re.DOTALL)
-DIRECTIONS = {"n": "north", "s": "south", "e": "east", "w": "west"}
-SYNONYMS = {"x": "examine", "read": "examine", "get": "take", "grab": "take", "walk": "go", "head": "go"}
+ARTICLES = ("the", "a", "an", "some")
+SHORT = {"l": "look", "i": "inventory", "n": "go north", "s": "go south", "e": "go east", "w": "go west"}
+REWRITES = tuple(
+    (re.compile(pattern), command)
+    for pattern, command in (
+        (r"^(?:go )?(north|south|east|west)$", r"go \1"),
+        (r"^(?:x|read) (.+)$", r"examine \1"),
+        (r"^(?:get|grab|pick up) (.+)$", r"take \1"),
+        (r"^(?:put|place|insert) (.+) (?:in|into|inside) (.+)$", r"insert \1 into \2"),
+        (r"^(?:put|place) (.+) (?:on|onto) (.+)$", r"put \1 on \2"),
+        (r"^(cook|chop|slice|dice) (.+) (?:in|on|using) (.+)$", r"\1 \2 with \3"),
+    )
+)
 REFUSED = "That is not a command of this game."
 TEXTS = ("compact", "full")
 
@@ -38,7 +50,7 @@ class TextWorldCooking(TextEnv):
     """Settings are those of `tw-make tw-cooking`; `None` for open, cook, cut or drop means half of the games each.
 
     games: tasks of "train"; "iid" and "ood" have a quarter of that. "ood" has one more ingredient to find.
-    text: "compact" (about 20 words a turn) or "full" (the engine's prose without its banner).
+    text: "compact" (about 8 words a turn) or "full" (the engine's prose without its banner).
     patience: horizon in multiples of the expert's length. cache: folder for the games, see `default_cache`.
     Reward is 1 for the eaten meal, else 0; the engine's score divided by its maximum is info["score"].
     """
@@ -78,7 +90,7 @@ class TextWorldCooking(TextEnv):
         levels = [Level(recipe, take, go)]
         for skill, setting in {"open": open, "drop": drop, "cook": cook, "cut": cut}.items():
             choices = (False, True) if setting is None else (setting,)
-            levels = [Level(**{**_fields(level), skill: choice}) for level in levels for choice in choices]
+            levels = [replace(level, **{skill: choice}) for level in levels for choice in choices]
         sizes = {"train": games, "iid": games // 4, "ood": games // 4}
         self.library = Library(levels, sizes, Path(cache) if cache else None)
         self.text = text
@@ -115,7 +127,7 @@ class TextWorldCooking(TextEnv):
         if self.entry is None or self.over:
             raise UserError("step of textworld-cooking was called where no episode is running: call reset first")
         self.turn += 1
-        before, command = self.state, self.resolve(action)
+        before, command = self.state, resolve(action, self.kitchen.admissible(self.state))
         if command:
             reply, ending = self._engine.send(command)
             self.state = self.kitchen.after(before, command)
@@ -130,33 +142,6 @@ class TextWorldCooking(TextEnv):
         verb = (command or action.strip().lower() or "?").split()[0]
         info = self._info(observation, bool(command), verb, self.state == before)
         return observation, float(self.won), terminated, truncated, info
-
-    def resolve(self, action: str) -> str:
-        """The admissible command that a text means, "" if there is none. Letter case, articles, usual abbreviations and
-        a missing "from" are forgiven."""
-        commands = {command.lower(): command for command in self.kitchen.admissible(self.state)}
-        words = [word for word in action.lower().split() if word not in ("the", "a", "an", "some")]
-        text = " ".join(words)
-        if text in commands or not words:
-            return commands.get(text, "")
-        if len(words) == 1:
-            single = {"l": "look", "i": "inventory", "inv": "inventory"}.get(text, text)
-            direction = DIRECTIONS.get(text, text)
-            return commands.get(single) or commands.get(f"go {direction}", "")
-        if words[:2] == ["pick", "up"]:
-            words = ["take", *words[2:]]
-        words[0] = SYNONYMS.get(words[0], words[0])
-        if words[0] == "go":
-            words[1] = DIRECTIONS.get(words[1], words[1])
-        text = " ".join(words)
-        for old, new in (("put ", "insert "), (" in ", " into "), (" in ", " with "), (" on ", " with ")):
-            if text not in commands and (changed := text.replace(old, new, 1)) != text:
-                commands.update({changed: commands[changed]} if changed in commands else {})
-                text = changed if changed in commands or old == "put " else text
-        if text not in commands and words[0] == "take":
-            sources = [command for command in commands if command.startswith(f"{text} from ")]
-            return commands[sources[0]] if len(sources) == 1 else ""
-        return commands.get(text, "")
 
     def expert(self) -> str:
         """The next command of `Kitchen.expert`: it wins from every state in which the game is not over, time allowing."""
@@ -193,13 +178,12 @@ class TextWorldCooking(TextEnv):
 
     def directions(self) -> list[str]:
         """What the cookbook tells to do with the ingredients: "dice the carrot"."""
-        lines = [
+        return [
             f"{verb} the {food}"
             for food, cooking, cutting in self.kitchen.recipe
             for verb in (CUTS.get(cutting), FRYING.get(cooking))
             if verb
         ]
-        return lines
 
     def recipe(self) -> str:
         return _recipe(", ".join(food for food, _, _ in self.kitchen.recipe), [*self.directions(), "prepare meal"])
@@ -277,7 +261,7 @@ class TextWorldCooking(TextEnv):
     def _furniture(self, thing: str) -> str:
         kitchen, state = self.kitchen, self.state
         contents = self._listed(kitchen.inside(state, thing))
-        if not kitchen.is_container(thing):
+        if thing not in kitchen.openable:
             return f"{thing} ({contents})" if contents else thing
         if thing not in state.opened:
             return f"closed {thing}"
@@ -330,8 +314,22 @@ class Engine:
             self._frotz, self._story = None, None
 
 
-def _fields(level: Level) -> dict[str, Any]:
-    return {name: getattr(level, name) for name in Level.__dataclass_fields__}
+def resolve(text: str, admissible: list[str]) -> str:
+    """The admissible command that a text means, "" if there is none.
+
+    Letter case, articles, common short forms and synonyms, and a missing "from" with one source are forgiven; nothing
+    else is: what the engine might understand beyond that would leave the list of commands and the game out of step.
+    """
+    commands = {command.lower(): command for command in admissible}
+    words = " ".join(word for word in text.lower().split() if word not in ARTICLES)
+    words = SHORT.get(words, words)
+    for pattern, command in REWRITES:
+        if words not in commands:
+            words = pattern.sub(command, words)
+    if words not in commands and words.startswith("take ") and " from " not in words:
+        sources = [command for command in commands if command.startswith(f"{words} from ")]
+        words = sources[0] if len(sources) == 1 else words
+    return commands.get(words, "")
 
 
 def _recipe(ingredients: str, directions: list[str]) -> str:

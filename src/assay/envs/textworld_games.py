@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -127,7 +128,7 @@ class Library:
         self.key = stable_hash(json.dumps([[level.slug for level in levels], self.textworld, FORMAT]))
         self.games = root / "games"
         self.index_path = root / f"index-{self.key}.json"
-        self.index: dict[str, Any] = {}
+        self.index: dict[str, Any] = {}  # "tried": candidates so far; per split rows [index of level, seed, hash]
 
     def entry(self, split: str, task: int) -> Entry:
         """The task's game, made if need be. Makes the whole split first where no index is known."""
@@ -137,7 +138,9 @@ class Library:
             )
         entry = self.entries(split, self.sizes[split])[task]
         if not self.record_path(entry).exists():
-            self.make([entry])
+            with locked(self.games / f".{entry.name}.lock"):
+                if not self.record_path(entry).exists():  # another process may have made it meanwhile
+                    self.make([entry])
         return entry
 
     def entries(self, split: str, count: int, jobs: int = 1) -> list[Entry]:
@@ -150,7 +153,8 @@ class Library:
                 while len(self.index[split]) < count:
                     self._try_candidates(split, count, jobs)
                     write_beside(self.index_path, json.dumps(self.index))
-        return [Entry(Level(**row["level"]), row["seed"], row["hash"]) for row in self.index[split][:count]]
+        levels = self.levels["ood" if split == "ood" else "train"]
+        return [Entry(levels[level], seed, content) for level, seed, content in self.index[split][:count]]
 
     def prepare(self, split: str, count: int | None = None, jobs: int = 1) -> list[Entry]:
         """Make the split's games that are not in the cache, `jobs` at a time, with progress on standard error."""
@@ -195,21 +199,21 @@ class Library:
         """Make the next candidates of the split's stream and append each to the split that its content belongs to."""
         stream = "ood" if split == "ood" else "train"
         missing = count - len(self.index[split])
-        batch = max(8, min(64, missing if split == "ood" else missing * 5 // (1 if split == "iid" else 4)))
+        wanted = missing if split == "ood" else missing * 5 // (1 if split == "iid" else 4)  # see base.IID_SHARE
+        batch = max(2, min(64, wanted))
         first = self.index["tried"][stream]
         levels = self.levels[stream]
         candidates = [
-            Entry(levels[n % len(levels)], candidate_seed("textworld-cooking", stream, n, 0), "")
-            for n in range(first, first + batch)
+            (n % len(levels), candidate_seed("textworld-cooking", stream, n, 0)) for n in range(first, first + batch)
         ]
-        self.make([entry for entry in candidates if not self.record_path(entry).exists()], jobs)
-        known = {row["hash"] for rows in ("train", "iid", "ood") for row in self.index[rows]}
-        for entry in candidates:
+        entries = [Entry(levels[level], seed, "") for level, seed in candidates]
+        self.make([entry for entry in entries if not self.record_path(entry).exists()], jobs)
+        known = {row[2] for rows in ("train", "iid", "ood") for row in self.index[rows]}
+        for (level, seed), entry in zip(candidates, entries, strict=True):
             content = json.loads(self.record_path(entry).read_text())["hash"]
             if content and content not in known:
                 known.add(content)
-                row = {"level": asdict(entry.level), "seed": entry.seed, "hash": content}
-                self.index["ood" if stream == "ood" else bucket(content)].append(row)
+                self.index["ood" if stream == "ood" else bucket(content)].append([level, seed, content])
         self.index["tried"][stream] = first + batch
 
 
@@ -238,7 +242,11 @@ def progress(total: int) -> Iterator[Any]:
 def _sweep(folder: Path) -> None:
     """Remove what killed processes left behind, once it is surely dead."""
     for path in folder.glob(".making-*"):
-        if path.is_file() and time.time() - path.stat().st_mtime > 3600:
+        if time.time() - path.stat().st_mtime < 3600:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink(missing_ok=True)
 
 

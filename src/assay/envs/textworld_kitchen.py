@@ -56,6 +56,7 @@ class Kitchen:
     kinds: dict[str, str]  # name -> textworld type: r, d, c, s, stove, oven, toaster, f, meal, o
     exits: dict[str, dict[str, tuple[str, str]]]  # room -> direction -> (room, door or "")
     furniture: dict[str, list[str]]  # room -> containers and supporters
+    openable: frozenset[str]  # doors and containers, not the BBQ
     sharp: frozenset[str]
     recipe: list[tuple[str, str, str]]  # (food, cooking, cutting) as the cookbook asks
     todo: frozenset[tuple[str, str]]  # steps of the recipe that the start leaves to do: the engine's scored quests
@@ -95,6 +96,7 @@ class Kitchen:
             kinds=kinds,
             exits=_exits(furniture, by_name),
             furniture=furniture,
+            openable=frozenset(name for state in ("open", "closed") for (name,) in by_name.get(state, [])),
             sharp=frozenset(name for (name,) in by_name.get("sharp", [])),
             recipe=recipe,
             todo=frozenset(todo),
@@ -129,7 +131,7 @@ class Kitchen:
             if not door or door in state.opened:
                 commands.add(f"go {direction}")
         for thing in [*here, *self.doors(state)]:
-            if self.kinds[thing] == "d" or self.is_container(thing):
+            if thing in self.openable:
                 commands.add(f"{'close' if thing in state.opened else 'open'} {thing}")
         for thing in here:
             commands.add(f"examine {thing}")
@@ -148,8 +150,8 @@ class Kitchen:
         for food in held:
             if food in state.foods:
                 commands |= self._food_commands(state, food, held, here)
-        if state.room == self.place and all(state.holder[food] == HELD for food, _, _ in self.recipe):
-            commands.add("prepare meal")
+        if state.room == self.place and state.holder[self.recipe[0][0]] == HELD:
+            commands.add("prepare meal")  # listed with the first ingredient; refused by the engine until all is ready
         return sorted(commands)
 
     def _food_commands(self, state: State, name: str, held: list[str], here: list[str]) -> set[str]:
@@ -197,7 +199,8 @@ class Kitchen:
         return replace(food, cooking=COOKS[self.kinds[appliance]], cooked=True, edible=True, needs_cooking=False)
 
     def _ready(self, state: State, food: str, cooking: str, cutting: str) -> bool:
-        return state.foods[food].cooking == cooking and state.foods[food].cutting == cutting
+        done = state.foods[food].cooking == cooking and state.foods[food].cutting == cutting
+        return done and state.holder[food] == HELD
 
     def _move(self, state: State, thing: str, holder: str) -> State:
         return replace(state, holder={**state.holder, thing: holder})

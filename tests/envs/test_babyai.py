@@ -173,6 +173,8 @@ def test_picking_up_dropping_and_opening_a_box_are_no_noops():
     env.world.put_obj(Box("red"), 3, 3)
     infos = [env.step(word)[4] for word in ("pickup", "pickup", "drop", "toggle", "toggle")]
     assert [info["noop"] for info in infos] == [False, True, False, False, True]
+    env.world.put_obj(Door("red"), 3, 3)
+    assert [env.step("toggle")[4]["noop"] for _ in range(2)] == [False, False]
 
 
 @pytest.mark.parametrize("action", ["", "jump", "go forward", "forward forward", "3", "done", "left\nright"])
@@ -202,12 +204,20 @@ def test_the_episode_is_truncated_at_the_horizon_and_never_before():
         env.step("left")
 
 
+def test_larger_rooms_give_proportionally_more_turns():
+    assert BabyAI("GoToLocal").limits == {"train": 24, "iid": 24, "ood": 30}
+    assert BabyAI("PutNextLocal", room=6, ood_room=9).limits == {"train": 30, "iid": 30, "ood": 45}
+
+
 def test_success_in_the_last_turn_is_success_and_not_truncated():
     env = BabyAI("GoToRedBallNoDists")
     terminated, turns = play(env, 3, "train")
     assert terminated
     tight = BabyAI("GoToRedBallNoDists", horizon=turns)
-    assert play(tight, 3, "train") == (True, turns)
+    start(tight, 3)
+    for _ in range(turns):
+        _, reward, terminated, truncated, _ = tight.step(tight.expert())
+    assert (reward, terminated, truncated) == (1.0, True, False)
     assert play(BabyAI("GoToRedBallNoDists", horizon=turns - 1), 3, "train") == (False, turns - 1)
 
 
@@ -455,6 +465,7 @@ def test_evidence_follows_the_mission_part_by_part():
     while not env.over:
         env.step(env.expert())
         seen.append(passed())
+    assert not any(one["target ahead"] and one["target carried"] for one in seen)
     assert any(one["target ahead"] for one in seen) and any(one["target carried"] for one in seen)
     assert [one["target put next"] for one in seen] == [False] * (len(seen) - 1) + [True]
 

@@ -96,7 +96,7 @@ class BabyAI(TextEnv):
         objects: int | None = None,
         horizon: int | None = None,
     ) -> None:
-        super().__init__(observation_length=512, action_length=64)
+        super().__init__(observation_length=2048, action_length=64)
         if level not in LEVELS:
             raise UserError(f"BabyAI level {level!r} does not exist: the levels are {', '.join(LEVELS)}")
         self.level, self.kind = level, LEVELS[level]
@@ -393,8 +393,10 @@ def _plan(world: Any, seen: set[tuple[int, int]]) -> str:
 def _checks(world: Any) -> list[dict[str, Any]]:
     instr, target = world.instrs, _target(world)
     front = tuple(int(v) for v in world.front_pos)
-    places = [tuple(int(v) for v in place) for place in target.obj_poss]
     held = any(world.carrying is thing for thing in target.obj_set)
+    # Not from `target.obj_poss`: minigrid brings that up to date when something is dropped, not when it is picked up.
+    cells = [k for k, cell in enumerate(world.grid.grid) if any(cell is thing for thing in target.obj_set)]
+    places = [(k % world.width, k // world.width) for k in cells]
     distance = min((abs(x - front[0]) + abs(y - front[1]) for x, y in places), default=-1)
 
     def check(name: str, passed: bool, value: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-WIDTH, HEIGHT = 360, 200  # user units: the page scales the picture
+SMALL, WIDE = (360, 200), (540, 240)  # user units, about the pixels they get: the page scales the picture
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 24
 MOST_POINTS = 160  # of a line: more cannot be told apart; neighbours are averaged
 SMOOTH_FROM = 30  # points from which a line gets a running mean over a fifteenth of them
@@ -39,15 +39,24 @@ class Frame:
     x1: float
     y0: float
     y1: float
+    size: tuple[int, int]
+
+    @property
+    def right(self) -> float:
+        return self.size[0] - RIGHT
+
+    @property
+    def bottom(self) -> float:
+        return self.size[1] - BOTTOM
 
     def x(self, value: float) -> float:
-        return LEFT + (value - self.x0) / ((self.x1 - self.x0) or 1) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (value - self.x0) / ((self.x1 - self.x0) or 1) * (self.right - LEFT)
 
     def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - (value - self.y0) / ((self.y1 - self.y0) or 1) * (HEIGHT - TOP - BOTTOM)
+        return self.bottom - (value - self.y0) / ((self.y1 - self.y0) or 1) * (self.bottom - TOP)
 
 
-def line_chart(lines: Sequence[Line], percent: bool = False, label: str = "") -> Markup:
+def line_chart(lines: Sequence[Line], percent: bool = False, label: str = "", size: tuple[int, int] = SMALL) -> Markup:
     """One picture; "" when no line has a finite value. With `percent`, values are shares on a fixed axis from 0 to 1."""
     thinned = [thin(line) for line in lines]
     finite = [v for line in thinned for v in (*(y for _, y in line.points), *line.low, *line.high) if math.isfinite(v)]
@@ -55,11 +64,11 @@ def line_chart(lines: Sequence[Line], percent: bool = False, label: str = "") ->
         return Markup("")
     steps = [x for line in thinned for x, _ in line.points]
     y_ticks = [0.0, 0.25, 0.5, 0.75, 1.0] if percent else ticks(min(finite), max(finite))
-    frame = Frame(min(steps), max(steps), min(y_ticks[0], *finite), max(y_ticks[-1], *finite))
+    frame = Frame(min(steps), max(steps), min(y_ticks[0], *finite), max(y_ticks[-1], *finite), size)
     parts = [_grid(frame, y_ticks, percent), _steps(frame)]
     for line in thinned:
         parts.append(_dots(frame, line, percent) if line.dots else _line(frame, line, percent))
-    return _svg("".join(parts), WIDTH, HEIGHT, label)
+    return _svg("".join(parts), *size, label)
 
 
 def _line(frame: Frame, line: Line, percent: bool) -> str:
@@ -121,18 +130,18 @@ def _grid(frame: Frame, y_ticks: Sequence[float], percent: bool) -> str:
     parts = []
     for tick in y_ticks:
         y = frame.y(tick)
-        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" class="grid"/>')
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{frame.right}" class="grid"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(tick, percent)}</text>')
     return "".join(parts)
 
 
 def _steps(frame: Frame) -> str:
     marks = [tick for tick in ticks(frame.x0, frame.x1, most=6) if frame.x0 <= tick <= frame.x1 and tick == int(tick)]
-    return "".join(_below(frame.x(tick), "middle", tick) for tick in marks)
+    return "".join(_below(frame, frame.x(tick), "middle", tick) for tick in marks)
 
 
-def _below(x: float, anchor: str, step: float) -> str:
-    return f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{step:g}</text>'
+def _below(frame: Frame, x: float, anchor: str, step: float) -> str:
+    return f'<text x="{x:.1f}" y="{frame.bottom + 18}" text-anchor="{anchor}">{step:g}</text>'
 
 
 def _rect(x: float, y: float, width: float, height: float, fill: str, said: str) -> str:
@@ -148,24 +157,24 @@ def stacked_bars(steps: Sequence[float], counts: Mapping[str, Sequence[float]], 
     """Shares of the named counts per step, neighbours added up where there are too many; "" without any count."""
     if not steps or not any(any(values) for values in counts.values()):
         return Markup("")
-    width = math.ceil(len(steps) / 60)  # steps of one bar
-    bars = range(0, len(steps), width)
-    slot = (WIDTH - LEFT - RIGHT) / len(bars)
-    parts = [_grid(Frame(0, 1, 0, 1), [0, 0.25, 0.5, 0.75, 1], percent=True)]
+    per_bar = math.ceil(len(steps) / 60)
+    bars = range(0, len(steps), per_bar)
+    frame = Frame(0, len(bars), 0, 1, WIDE)
+    parts = [_grid(frame, [0, 0.25, 0.5, 0.75, 1], percent=True)]
     for i, first in enumerate(bars):
-        sums = {name: sum(values[first : first + width]) for name, values in counts.items()}
+        sums = {name: sum(values[first : first + per_bar]) for name, values in counts.items()}
         total, below = sum(sums.values()), 0.0
-        last = steps[min(first + width, len(steps)) - 1]
-        span = f"step {steps[first]:g}" if width == 1 else f"steps {steps[first]:g} to {last:g}"
+        last = steps[min(first + per_bar, len(steps)) - 1]
+        span = f"step {steps[first]:g}" if per_bar == 1 else f"steps {steps[first]:g} to {last:g}"
         for name, value in sums.items():
             if value > 0:
-                height = value / total * (HEIGHT - TOP - BOTTOM)
-                x, y = LEFT + i * slot, HEIGHT - BOTTOM - below - height
+                share = value / total
                 said = f"{name}, {span}: {value:g} of {total:g}"
-                parts.append(_rect(x, y, max(slot - 1, 0.8), height, colours[name], said))
-                below += height
-    parts += [_below(LEFT, "start", steps[0]), _below(WIDTH - RIGHT, "end", steps[-1])]
-    return _svg("".join(parts), WIDTH, HEIGHT, "outcomes per step")
+                width, height = frame.x(0.85) - LEFT, frame.bottom - frame.y(share)
+                parts.append(_rect(frame.x(i), frame.y(below + share), width, height, colours[name], said))
+                below += share
+    parts += [_below(frame, LEFT, "start", steps[0]), _below(frame, frame.right, "end", steps[-1])]
+    return _svg("".join(parts), *frame.size, "outcomes per step")
 
 
 def share_bar(parts: Mapping[str, float]) -> Markup:
@@ -213,7 +222,7 @@ def number(value: float, percent: bool = False) -> str:
     if not math.isfinite(value):
         return str(value)
     if percent:
-        return f"{100 * value:.3g} %" if 0 < abs(value) < 0.1 else f"{100 * value:.0f} %"
+        return f"{100 * value:.2g} %" if 0 < abs(value) < 0.1 else f"{100 * value:.0f} %"
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (size if suffix != 'k' else 1e3):.3g}{suffix}"

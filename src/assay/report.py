@@ -182,7 +182,9 @@ def _rate(evaluation: Any, path: Sequence[str]) -> dict[str, float] | None:
         evaluation = evaluation.get(name) if isinstance(evaluation, Mapping) else None
     if not isinstance(evaluation, Mapping):
         return None
-    rate = {name: value for name in ("success", "low", "high", "n") if is_number(value := evaluation.get(name))}
+    rate: dict[str, Any] = {
+        name: value for name in ("success", "low", "high", "n") if is_number(value := evaluation.get(name))
+    }
     return rate if len(rate) == 4 else None
 
 
@@ -202,7 +204,9 @@ def success_chart(metrics: Records) -> Markup:
         _banded("training", metrics, ("success", "success_low", "success_high")),
         replace(_banded("held out", measured, ("iid_success", "iid_low", "iid_high")), colour=1, dots=True),
     ]
-    return charts.line_chart([line for line in lines if line.points], percent=True, label="success per step")
+    return charts.line_chart(
+        [line for line in lines if line.points], percent=True, label="success per step", size=charts.WIDE
+    )
 
 
 def _banded(name: str, records: Records, keys: tuple[str, str, str]) -> Line:

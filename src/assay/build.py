@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from assay import tiny
-from assay.config import RunConfig, Slots, overlay, parse
+from assay.config import RunConfig
 from assay.curriculum import Curriculum
 from assay.envs.workers import Pool
 from assay.learner.torch_learner import TorchLearner
 from assay.methods.host import Host
-from assay.methods.presets import PRESETS
 from assay.model import Network, check_exact, load_model
 from assay.protocols import Method, Sampling, UserError
 from assay.renderers import ChatRenderer
@@ -29,20 +28,6 @@ from assay.sampler.torch_sampler import TorchSampler
 
 LORA_TARGETS = "all-linear"
 LEARNING_RATE_AT_END = 0.1  # of the peak, for decaying schedules
-
-
-def resolve(values: dict[str, Any], where: str) -> RunConfig:
-    """A complete configuration: the preset's slots under the user's keys."""
-    config = parse(values, where)
-    if not config.method:
-        raise UserError(f"{where}: method is empty: name a preset, {', '.join(PRESETS)}")
-    name = config.method[0]
-    if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, 1, 0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"the presets are {', '.join(PRESETS)}"
-        raise UserError(f"{where}: method {name!r} is no preset, and the first one must be: {hint}")
-    slots = overlay(Slots().model_dump(exclude_none=True), PRESETS[name].slots)
-    return parse(overlay(values, {"slots": overlay(slots, values.get("slots", {}))}), where)
 
 
 @dataclass(slots=True)

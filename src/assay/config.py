@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from assay.methods.presets import PRESETS
 from assay.protocols import UserError
 
 
@@ -204,6 +205,20 @@ def load(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} does not exist: give a .toml file or a run directory") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
+
+
+def resolve(values: dict[str, Any], where: str) -> RunConfig:
+    """A complete configuration: the preset's slots under the user's keys."""
+    config = parse(values, where)
+    if not config.method:
+        raise UserError(f"{where}: method is empty: name a preset, {', '.join(PRESETS)}")
+    name = config.method[0]
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, 1, 0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"the presets are {', '.join(PRESETS)}"
+        raise UserError(f"{where}: method {name!r} is no preset, and the first one must be: {hint}")
+    slots = overlay(Slots().model_dump(exclude_none=True), PRESETS[name].slots)
+    return parse(overlay(values, {"slots": overlay(slots, values.get("slots", {}))}), where)
 
 
 def dump(config: RunConfig) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from assay.build import Bench, build, build_curriculum, build_learner, build_methods, resolve
+from assay.build import Bench, build, build_curriculum, build_learner, build_methods
 from assay.checkpoints import Retention
-from assay.config import RunConfig, dump
+from assay.config import RunConfig, dump, resolve
 from assay.evaluate import evaluate, evaluate_all
 from assay.learner.torch_learner import TorchLearner
 from assay.loggers import Loggers

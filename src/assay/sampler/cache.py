@@ -19,7 +19,8 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 
 BLOCK = 64  # tokens: granularity of growth
-CALL_BYTES = 400_000  # cache bytes that are read in the time of one more attention call (20 us at 20 GB/s)
+CALL_BYTES = 800_000  # cache bytes that are read in the time of one more attention call (40 us at 20 GB/s)
+QUERY_PRICE = 1 / 6  # time of one query's arithmetic on a cache entry, in times of reading that entry
 QUERIES = 256  # most queries of one context in one attention call: bounds the mask and skips half of the triangle
 MASK = 1 << 22  # most entries of one mask
 
@@ -103,7 +104,7 @@ class SlotAttention:
         self.rows = self._tensor(((row[:, None] * cache.key_heads + heads) * cache.length + position[:, None]).ravel())
         self.segments = [
             self._segment(slot[i:j], start[i:j], count[i:j], int(first[i]))
-            for i, j in cut(slot, start, count, self._call_tokens(), MASK // group)
+            for i, j in cut(slot, start, count, group, self._call_tokens())
         ]
 
     def _tensor(self, array: NDArray) -> Tensor:
@@ -164,22 +165,23 @@ class SlotAttention:
         return mixed if s.scatter is None else mixed.index_select(0, s.scatter)
 
 
-def cut(slot: Ints, start: Ints, count: Ints, call: float, most: int) -> list[tuple[int, int]]:
-    """Spans of pieces that share an attention call: joined while the waste of padding is below the price of a call.
+def cut(slot: Ints, start: Ints, count: Ints, group: int, call: float) -> list[tuple[int, int]]:
+    """Spans of pieces that share an attention call: joined while padding costs less than the call that it saves.
 
-    The price of rows x length entries with Q queries is rows x length x (1 + Q / 8), in tokens read from the cache;
-    that of a call is `call`. A mask has at most `most` entries.
+    The price of R slots of L entries with Q queries is R L (1 + Q group QUERY_PRICE), and that of a call `call`, both in
+    entries read. A mask has at most MASK entries.
     """
     spans: list[tuple[int, int]] = []
     begin, rows, length, queries, price = 0, 0, 0, 0, 0.0
     previous = -1
+    per_query = group * QUERY_PRICE
     for i, (s, n, c) in enumerate(zip(slot.tolist(), (start + count).tolist(), count.tolist(), strict=True)):
-        alone = n * (1 + c / 8)
+        alone = n * (1 + c * per_query)
         if i > begin and s > previous:
-            rows_, length_, queries_ = rows + s - previous, max(length, n), max(queries, c)
-            joined = rows_ * length_ * (1 + queries_ / 8)
-            if joined <= price + alone + call and rows_ * length_ * queries_ <= most:
-                rows, length, queries, price, previous = rows_, length_, queries_, joined, s
+            more, longest, most = rows + s - previous, max(length, n), max(queries, c)
+            joined = more * longest * (1 + most * per_query)
+            if joined <= price + alone + call and more * longest * most * group <= MASK:
+                rows, length, queries, price, previous = more, longest, most, joined, s
                 continue
         if i > begin:
             spans.append((begin, i))

@@ -22,7 +22,8 @@ from assay.protocols import Completion, Draw, Learner, Sampling, UserError
 from assay.sampler.cache import Ints, SlotAttention, SlotCache, pieces
 from assay.trace import Ids
 
-FORWARD_TOKENS = 4096  # flat tokens of one forward; a single context with more than this has a forward of its own
+FORWARD_TOKENS = {"cpu": 1024, "cuda": 16384}  # flat tokens of one forward, about; on a CPU what its L2 cache holds
+TURN_TOKENS = 32  # appended by a turn, at most; more pending tokens are a prompt (decides only what attends together)
 SAMPLE_ENTRIES = 1 << 22  # logits that are in memory as probabilities at one time
 OPEN, BUSY = 1, 2  # states of a slot; 0 is free
 
@@ -232,8 +233,9 @@ class TorchSampler:
         count = self.lengths[slot] - start
         self.forwarded += int(count.sum())
         bins = [order]
-        if count.sum() > FORWARD_TOKENS:
-            number = (np.cumsum(count[order]) - 1) // FORWARD_TOKENS
+        most = FORWARD_TOKENS[self.network.device.type]
+        if count.sum() > most:
+            number = (np.cumsum(count[order]) - 1) // most
             bins = np.split(order, np.flatnonzero(np.diff(number)) + 1)
         bins = [np.sort(chosen) for chosen in bins]
         parts = [self._run(slot[chosen], start[chosen], count[chosen], copies) for chosen in bins]
@@ -269,22 +271,30 @@ class TorchSampler:
         return np.concatenate([np.flatnonzero(self.cached[slot] > 0), np.array(ordered)]), start, copies
 
     def _run(self, slot: Ints, start: Ints, count: Ints, copies: Copies | None) -> Tensor:
-        """One forward of `count` tokens of each context from `start`: hidden state [M, D] at the last one of each."""
+        """One forward of `count` tokens of each context from `start`: hidden state [M, D] at the last one of each.
+
+        Single tokens, turns and prompts come apart, so that neighbours in an attention call are of one kind.
+        """
+        order = np.argsort((count > 1) * 1 + (count > TURN_TOKENS), kind="stable")
+        slot, start, count = slot[order], start[order], count[order]
         first = np.cumsum(count) - count
         written = None
         if copies is not None:
-            offset = np.full(self.capacity, -1)  # of a slot's position 0 among the flat tokens
+            offset = np.full(self.capacity, -1)  # of a slot's entry 0 among the flat tokens, made positive by `length`
             offset[slot] = first - start + self.cache.length
             here = offset[copies.owner] >= 0
             source = offset[copies.owner] + copies.position - self.cache.length
             written = source[here], copies.slot[here], copies.position[here]
-        attend = SlotAttention(
-            self.cache, *pieces(slot, start, count), self.network.heads // self.network.key_heads, written
-        )
+        group = self.network.heads // self.network.key_heads
+        attend = SlotAttention(self.cache, *pieces(slot, start, count), group, written)
         tokens = self.ids[attend.token_slot, attend.token_position].astype(np.int64)
         positions = self._tensor(attend.token_position)
         hidden = self.network.hidden(self._tensor(tokens), positions, attend, self.weights)
-        return hidden if len(hidden) == len(slot) else hidden.index_select(0, self._tensor(first + count - 1))
+        if len(hidden) == len(slot):
+            return hidden
+        last = np.empty_like(first)
+        last[order] = first + count - 1
+        return hidden.index_select(0, self._tensor(last))
 
     def _tensor(self, array: NDArray) -> Tensor:
         return torch.from_numpy(array).to(self.network.device)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
@@ -72,7 +73,9 @@ def episodes(recipe: Recipe, tokenizer: Any, seed: int) -> Iterator[Trace]:
 
 
 def texts(recipe: Recipe) -> Iterator[str]:
-    """What the tokenizer learns from: goals, observations and actions of a few hundred episodes of each environment."""
+    """What the tokenizer learns from: goals, observations and actions of a few hundred episodes of each environment, and
+    the Python manual's plain English, so that other environments' words are not spelt byte by byte."""
+    yield from (line for topic in topics.values() for line in topic.splitlines() if line.strip())
     for name in recipe.mixture:
         env: Any = make(name)
         yield env.brief

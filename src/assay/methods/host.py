@@ -87,8 +87,8 @@ class Host(Method):
         advantages = []
         for (trace, rows), reward, turn in zip(own, rewards, turns, strict=True):
             value = np.concatenate([r.columns["value"] for r in rows])
-            # `cut` is not an end of the task; its last value stands for what would have followed
-            bootstrap = float(value[-1]) if trace.outcome is Outcome.CUT else 0.0
+            # `cut` is not an end of the task: the value of its final context stands for what would have followed
+            bootstrap = float(rows[-1].columns["final_value"][0]) if trace.outcome is Outcome.CUT else 0.0
             advantage, target = gae(reward, value, self.slots.gamma, self.slots.lam, bootstrap, turn)
             _write(rows, "return", target)
             advantages.append(advantage)

@@ -64,32 +64,34 @@ def anomalies(metrics: Records, evaluation: Mapping[str, Any]) -> list[str]:
 def _trends(metrics: Records) -> list[str]:
     """Collapses, told from means over a tenth of the run (at least three steps)."""
     found = []
-    width = max(3, len(metrics) // 10)
-    entropy, success = (
-        [mean(part) for part in _windows(series(metrics, key), width)] for key in ("entropy", "success")
-    )
-    if len(entropy) > 1 and entropy[-1] < entropy[0] / 10:
-        found.append(
-            f"Entropy fell from {entropy[0]:.3g} to {entropy[-1]:.3g} nats: the policy has all but stopped exploring."
-        )
-    if len(entropy) > 1 and entropy[-1] > 2 * entropy[0] and entropy[-1] > 0.5:
-        found.append(f"Entropy rose from {entropy[0]:.3g} to {entropy[-1]:.3g} nats.")
-    if len(success) > 1 and max(success) - success[-1] > 0.2:
-        at = success.index(max(success)) * width + 1
-        found.append(
-            f"Training success fell from {100 * max(success):.0f} % (from step {at}) to {100 * success[-1]:.0f} % at the end."
-        )
+    entropy, success = (_windows(metrics, key, max(3, len(metrics) // 10)) for key in ("entropy", "success"))
+    if len(entropy) > 1:
+        (_, first), (_, last) = entropy[0], entropy[-1]
+        if last < first / 10:
+            found.append(f"Entropy fell from {first:.3g} to {last:.3g} nats: the policy has all but stopped exploring.")
+        if last > max(2 * first, 0.5):
+            found.append(f"Entropy rose from {first:.3g} to {last:.3g} nats.")
+    if len(success) > 1:
+        (at, best), (_, last) = max(success, key=lambda window: window[1]), success[-1]
+        if best - last > 0.2:
+            found.append(
+                f"Training success fell from {100 * best:.0f} % (from step {at}) to {100 * last:.0f} % at the end."
+            )
     return found
 
 
-def _windows(values: Sequence[float], width: int) -> list[Sequence[float]]:
-    return [values[i : i + width] for i in range(0, len(values) - width + 1, width)]
+def _windows(metrics: Records, key: str, width: int) -> list[tuple[int, float]]:
+    """(first step, mean) of whole windows that end with the last record; unknown ones left out."""
+    starts = range(len(metrics) % width, len(metrics), width)
+    means = [(metrics[i]["step"], mean(series(metrics[i : i + width], key))) for i in starts]
+    return [(step, value) for step, value in means if math.isfinite(value)]
 
 
 def _panels(evaluation: Mapping[str, Any]) -> list[str]:
-    panels = [evaluation.get(when, {}).get("sampled", {}).get("panel") for when in ("before", "after")
-              if isinstance(evaluation.get(when), Mapping)]  # fmt: skip
-    if len(panels) == 2 and all(panels) and panels[0] != panels[1]:
+    both = [evaluation.get(when) for when in ("before", "after")]
+    sampled = [half.get("sampled") if isinstance(half, Mapping) else None for half in both]
+    before, after = (rate.get("panel") if isinstance(rate, Mapping) else None for rate in sampled)
+    if before and after and before != after:
         return ["Before and after were measured on different panels: their difference says nothing."]
     return []
 

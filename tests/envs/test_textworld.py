@@ -279,12 +279,13 @@ def test_reset_is_a_function_of_split_and_id_whatever_was_played_before(env):
 
 def test_refused_commands_are_invalid_change_nothing_and_cost_a_turn(env):
     env.reset(options={"task": 0})
-    state = env.state
+    state, table = env.state, env.step("examine table")[0]
     for action in ("take unicorn", "xyzzy", "", "quit", "restart", "take knife. eat knife", "a" * 5000, "\n", "drop"):
         observation, reward, terminated, truncated, info = env.step(action)
         assert (info["valid"], info["noop"], reward, terminated, truncated) == (False, True, 0.0, False, False)
         assert observation and "[" not in observation and env.state == state
         env.turn -= 1
+    assert env.step("examine table")[0] == table  # nor does the engine keep anything of it
     env.turn = env.horizon - 1
     assert env.step("xyzzy")[2:4] == (False, True)
     with pytest.raises(UserError, match="call reset first"):

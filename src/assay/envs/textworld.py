@@ -50,7 +50,7 @@ class TextWorldCooking(TextEnv):
     """Settings are those of `tw-make tw-cooking`; `None` for open, cook, cut or drop means half of the games each.
 
     games: tasks of "train"; "iid" and "ood" have a quarter of that. "ood" has one more ingredient to find.
-    text: "compact" (about 8 words a turn) or "full" (the engine's prose without its banner).
+    text: "compact" (about 9 words a turn) or "full" (the engine's prose without its banner).
     patience: horizon in multiples of the expert's length. cache: folder for the games, see `default_cache`.
     Reward is 1 for the eaten meal, else 0; the engine's score divided by its maximum is info["score"].
     """

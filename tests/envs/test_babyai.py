@@ -84,7 +84,7 @@ def test_the_view_ends_seven_cells_ahead_and_three_to_the_side():
     far = {(1, 2): Ball("red"), (6, 10): Ball("blue"), (9, 9): Key("red"), (10, 8): Key("blue")}
     assert text((6, 9, UP), {(6, 3): Ball("red"), (6, 2): Ball("blue")}, side=16) == "red ball 6 forward"
     assert text((6, 9, UP), far, side=16) == "red key 3 right"
-    assert text((6, 9, UP), {}, side=16) == "nothing"
+    assert text((6, 9, UP), {}, side=16) == "wall forward"
 
 
 def test_doors_are_told_with_their_state_and_hide_what_is_behind_unless_open():
@@ -256,6 +256,19 @@ def test_reserved_pairs_are_never_trained_and_ood_is_about_them_in_a_larger_room
             instr = env.world.instrs
             target = getattr(instr, "desc_move", None) or instr.desc
             assert {(thing.type, thing.color) for thing in target.obj_set} <= RESERVED
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_ood_shows_no_word_that_training_never_shows(level):
+    env, words = BabyAI(level), {split: set() for split in SPLITS}
+    for split, tasks in {"train": 60, "ood": 40}.items():
+        for task in range(tasks):
+            observation, info = start(env, task, split)
+            texts = [info["goal"], observation]
+            while not env.over:
+                texts.append(env.step(env.expert())[0])
+            words[split].update(" ".join(texts).replace(",", "").split())
+    assert words["ood"] <= words["train"]
 
 
 def hashes(env, split, n):

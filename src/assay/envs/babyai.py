@@ -32,7 +32,7 @@ from assay.envs.base import TRIES, TextEnv, bucket, candidate_seed
 from assay.protocols import SPLITS, UserError
 from assay.rng import stable_hash
 
-REVISION = "1"  # raise when a task, an observation or a reward changes with unchanged settings
+REVISION = "2"  # raise when a task, an observation or a reward changes with unchanged settings
 WORDS = ("left", "right", "forward", "pickup", "drop", "toggle")  # minigrid's actions 0 to 5
 VIEW = 7  # cells ahead and across, the agent in the middle of the nearest row
 UNLIMITED = 2**31  # our horizon ends episodes, not minigrid's
@@ -274,7 +274,11 @@ def visible(world: Any) -> list[Cell]:
 
 
 def describe(cells: Sequence[Cell], carrying: WorldObj | None) -> str:
-    """Objects nearest first, the wall straight ahead, walls next to the agent, the object carried; or "nothing"."""
+    """Objects nearest first, the wall straight ahead, walls next to the agent, the object carried.
+
+    An empty view is "wall forward": somewhere ahead. The word "nothing" would occur in "ood" only, never trained, because
+    a room of 8 ends within the view.
+    """
     things = [
         (forward + abs(right), abs(right), right, forward, cell)
         for forward, right, _, _, cell in cells
@@ -286,7 +290,7 @@ def describe(cells: Sequence[Cell], carrying: WorldObj | None) -> str:
     parts += [f"wall {_where(ahead, 0)}"] if ahead else []
     parts += [f"wall {_where(0, side)}" for side in (-1, 1) if (0, side) in walls]
     parts += [f"carrying {_name(carrying)}"] if carrying is not None else []
-    return ", ".join(parts) or "nothing"
+    return ", ".join(parts) or "wall forward"
 
 
 def _rank(thing: tuple[int, int, int, int, Any]) -> tuple[int, int, int]:

@@ -221,6 +221,12 @@ def resolve(values: dict[str, Any], where: str) -> RunConfig:
     return parse(overlay(values, {"slots": overlay(slots, values.get("slots", {}))}), where)
 
 
+def default_out(config: RunConfig) -> str:
+    """runs/ENV-METHOD-MODEL-sSEED."""
+    parts = [config.env, "+".join(config.method), Path(config.model).name, f"s{config.seed}"]
+    return "runs/" + "-".join(p.replace("/", "-").replace(":", "-") for p in parts)
+
+
 def dump(config: RunConfig) -> dict[str, Any]:
     """Nested keys without absent ones: what config.toml holds."""
     return config.model_dump(exclude_none=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from assay.build import Bench, build, build_curriculum, build_learner, build_methods
 from assay.checkpoints import Retention
-from assay.config import RunConfig, dump, resolve
+from assay.config import RunConfig, default_out, dump, resolve
 from assay.evaluate import evaluate, evaluate_all
 from assay.learner.torch_learner import TorchLearner
 from assay.loggers import Loggers
@@ -176,12 +176,6 @@ class Result:
             "run": str(self.run),
             "seed": self.config.seed,
         }
-
-
-def default_out(config: RunConfig) -> str:
-    """runs/ENV-METHOD-MODEL-sSEED."""
-    parts = [config.env, "+".join(config.method), Path(config.model).name, f"s{config.seed}"]
-    return "runs/" + "-".join(p.replace("/", "-").replace(":", "-") for p in parts)
 
 
 def train(values: dict[str, Any], display: Display | None = None, where: str = "configuration") -> Result:

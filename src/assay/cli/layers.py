@@ -1,0 +1,213 @@
+"""What a `train` command line means: a preset, a file, and flags, laid over one another.
+
+Two passes: --preset, FILE, --env and --method are read first, for the settings that a flag may name depend on them.
+Then what a preset or file says about another environment or method than the one named is dropped, never mixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError, create_model
+
+from assay.cli.flags import Line, interpret, nearest
+from assay.cli.signature import settings_model
+from assay.config import RunConfig, Slots, load, overlay, resolve
+from assay.envs.registry import ENVIRONMENTS, Entry
+from assay.methods.presets import PRESETS
+from assay.protocols import UserError
+
+PRESET_FOLDER = Path(__file__).parent.parent / "presets"
+HERE = "command line"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A training that was asked for. `values` re-run it; `model` is RunConfig with the settings of its environment."""
+
+    values: dict[str, Any]
+    config: RunConfig
+    model: type[RunConfig]
+    dry_run: bool
+    json: bool
+
+    def shown(self) -> RunConfig:
+        """For a help page: what holds where no flag says otherwise, settings that no flag can give left out."""
+        values = {name: getattr(self.config, name) for name in RunConfig.model_fields}
+        env = self.model.model_fields["env_args"].annotation
+        if isinstance(env, type) and issubclass(env, BaseModel):
+            values["env_args"] = _filled(env, self.config.env_args)
+        methods = self.model.model_fields["method_args"].annotation
+        if isinstance(methods, type) and issubclass(methods, BaseModel):
+            given = {short(name): args for name, args in self.config.method_args.items()}
+            inner: dict[str, Any] = {
+                name: _filled(_section(methods, name), given.get(name, {})) for name in methods.model_fields
+            }
+            values["method_args"] = methods.model_construct(**inner)
+        return self.model.model_construct(**values)
+
+
+def read_train(line: Line) -> Request:
+    """Preset, file and flags as one configuration. UserError says which of them is wrong."""
+    base = _base(line)
+    over: dict[str, Any] = {}
+    if (env := line.value("env")) is not None:
+        over["env"] = env
+    if (methods := line.values("method")) is not None:
+        over["method"] = methods
+    base = adapt(base, over)
+    both = overlay(base, over)
+    model = flag_model(str(both.get("env", RunConfig.model_fields["env"].default)), _methods(both)[1:])
+    typed = interpret(line.without("preset", "dry_run", "json"), model, "train")
+    values = overlay(base, _typed_settings(typed, base, model, _methods(both)))
+    if typed.get("steps") is not None and base.get("planned_steps") == base.get("steps", -1):
+        values.pop("planned_steps", None)  # a copied run's plan was its own number of steps
+    return Request(values, resolve(values, HERE), model, line.switch("dry_run"), line.switch("json"))
+
+
+def _base(line: Line) -> dict[str, Any]:
+    """The preset, under the file."""
+    base: dict[str, Any] = {}
+    if (preset := line.value("preset")) is not None:
+        base = preset_values(preset)
+    if len(line.positional) > 1:
+        raise UserError(
+            f"unexpected {line.positional[1]!r}: one file or run directory is enough, options begin with --"
+        )
+    if line.positional:
+        path = Path(line.positional[0])
+        file = load(path)
+        resolve(file, str(path))
+        base = overlay(adapt(base, file), file)
+    return base
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """Nested keys of a preset of the package."""
+    path = PRESET_FOLDER / f"{name}.toml"
+    if name not in presets():
+        near = nearest(name, presets())
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(presets())}"
+        raise UserError(f"preset {name!r} does not exist: {hint}")
+    return load(path)
+
+
+def presets() -> dict[str, str]:
+    """Name -> its first comment line."""
+    found = {}
+    for path in sorted(PRESET_FOLDER.glob("*.toml")):
+        first = path.read_text().partition("\n")[0]
+        found[path.stem] = first.lstrip("# ").rstrip(".") if first.startswith("#") else ""
+    return found
+
+
+def adapt(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` without what belongs to another environment or method than `over` names."""
+    base = dict(base)
+    if "env" in over and over["env"] != base.get("env"):
+        base.pop("env_args", None)
+    if "method" in over and over["method"][:1] != _methods(base)[:1] and "slots" in base:
+        base["slots"] = _own_slots(base)
+    if "method" in over and "method_args" in base:
+        base["method_args"] = {name: v for name, v in base["method_args"].items() if name in over["method"]}
+    return base
+
+
+def _own_slots(base: dict[str, Any]) -> dict[str, Any]:
+    """Slots that `base` sets by hand: those that its preset would not. A run's complete configuration names all."""
+    preset = PRESETS.get(_methods(base)[0])
+    usual = Slots.model_validate(preset.slots if preset else {}).model_dump(exclude_none=True)
+    return {name: value for name, value in base["slots"].items() if usual.get(name) != value}
+
+
+def _methods(values: dict[str, Any]) -> list[str]:
+    methods: list[str] = values.get("method") or RunConfig().method
+    return methods
+
+
+# ------------------------------------------------------------------------------------------- settings of env and methods
+
+
+def flag_model(env: str, methods: list[str]) -> type[RunConfig]:
+    """RunConfig whose `env_args` and `method_args` are models of what the environment and the methods take."""
+    settings = env_model(env)
+    fields: dict[str, Any] = {}
+    if settings.model_fields:
+        fields["env_args"] = (settings, Field(default=None, description=f"Settings of {env}."))
+    if methods:
+        inner: dict[str, Any] = {short(m): (settings_model(m, {}, short(m)), Field(None)) for m in methods if ":" in m}
+        title = "Settings of the further methods, by class name."
+        if inner:
+            fields["method_args"] = (create_model("MethodArgs", **inner), Field(default=None, description=title))
+    return create_model("Flags", __base__=RunConfig, __doc__=RunConfig.__doc__, **fields)
+
+
+def env_model(env: str) -> type[BaseModel]:
+    """Settings that an environment takes as flags. UserError if there is no such environment."""
+    if env not in ENVIRONMENTS and ":" not in env:
+        near = nearest(env, ENVIRONMENTS, 0.0)
+        raise UserError(
+            f"environment {env!r} does not exist: did you mean {near!r}? "
+            "'assay envs' lists them, and your own is given as 'package.module:Class'"
+        )
+    entry = ENVIRONMENTS.get(env, Entry(env, {}, ""))
+    return settings_model(entry.path, entry.settings, "EnvArgs")
+
+
+def short(method: str) -> str:
+    """The name under which flags set a method: its class."""
+    return method.rpartition(":")[2]
+
+
+def _typed_settings(
+    typed: dict[str, Any], base: dict[str, Any], model: type[RunConfig], methods: list[str]
+) -> dict[str, Any]:
+    """The keys of `typed` with the settings of environment and methods as numbers, the latter under their full names."""
+    typed = dict(typed)
+    if "env_args" in typed:
+        settings = _section(model, "env_args")
+        typed["env_args"] = _convert(settings, typed["env_args"], base.get("env_args", {}), "env-args")
+    if "method_args" in typed:
+        full = {short(method): method for method in methods[1:]}
+        before = base.get("method_args", {})
+        typed["method_args"] = {
+            full[name]: _convert(
+                _section(_section(model, "method_args"), name),
+                values,
+                before.get(full[name], {}),
+                f"method-args.{name}",
+            )
+            for name, values in typed["method_args"].items()
+        }
+    return typed
+
+
+def _section(model: type[BaseModel], name: str) -> type[BaseModel]:
+    section = model.model_fields[name].annotation
+    assert isinstance(section, type) and issubclass(section, BaseModel)
+    return section
+
+
+def _filled(model: type[BaseModel], values: dict[str, Any]) -> BaseModel:
+    """An instance for a help page: a setting without value or default is shown as None."""
+    fields = model.model_fields.items()
+    return model.model_construct(
+        **{name: values.get(name, None if field.is_required() else field.default) for name, field in fields}
+    )
+
+
+def _convert(model: type[BaseModel], typed: dict[str, Any], before: dict[str, Any], flag: str) -> dict[str, Any]:
+    """What was typed, as the types that the model asks for; what a file gave counts as given."""
+    known = {name: value for name, value in before.items() if name in model.model_fields}
+    try:
+        whole = model.model_validate(known | typed)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = first["loc"][0]
+        if first["type"] == "missing":
+            raise UserError(f"--{flag}.{name} is missing: it has no default") from error
+        reason = first["msg"][0].lower() + first["msg"][1:]
+        raise UserError(f"--{flag}.{name} {first['input']}: {reason}") from error
+    return {name: getattr(whole, name) for name in typed}

@@ -1,0 +1,91 @@
+"""What there is: environments, methods, models, one line each. Nothing is made or loaded for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from assay import tiny
+from assay.cli.flags import Help, Line, read, show_help
+from assay.cli.layers import env_model
+from assay.cli.plan import count, parameter_count
+from assay.config import Section
+from assay.envs.registry import ENVIRONMENTS
+from assay.methods.presets import PRESETS
+
+
+class Nothing(Section):
+    """No settings."""
+
+
+def envs(line: Line) -> int:
+    records = [
+        {"name": name, "line": entry.line, "settings": list(env_model(name).model_fields)}
+        for name, entry in ENVIRONMENTS.items()
+    ]
+    more = "settings are flags of train: --env-args.NAME VALUE; your own: --env package.module:Class ('assay new env NAME')"
+    return _show(
+        line, "envs", "The environments: name, what it is, settings.", records, ("name", "line", "settings"), more
+    )
+
+
+def methods(line: Line) -> int:
+    records = [
+        {"name": name, "line": preset.line, "paper": preset.paper, "fidelity": preset.fidelity}
+        for name, preset in PRESETS.items()
+    ]
+    more = "further methods apply in the order named: --method grpo package.module:Class ('assay new method NAME')"
+    return _show(
+        line,
+        "methods",
+        "The methods: name, what it is, paper, fidelity to it.",
+        records,
+        ("name", "line", "paper", "fidelity"),
+        more,
+    )
+
+
+def models(line: Line) -> int:
+    records = []
+    for name in tiny.SHAPES:
+        numbers = parameter_count(name)
+        records.append(
+            {"name": name, "parameters": numbers, "line": _about(name, numbers), "training": tiny.card(name)},
+        )
+    more = "any other: --model FOLDER or a hub name, of a causal language model with a chat template; or a finished run"
+    return _show(
+        line, "models", "The built-in policies, and what else can be trained.", records, ("name", "line"), more
+    )
+
+
+def _about(name: str, numbers: int | None) -> str:
+    if numbers is None:
+        return f"not in this installation: 'assay pretrain --model {name} --out DIR' makes it"
+    card = tiny.card(name)
+    success = card.get("success", {})
+    about = f"{count(numbers)} parameters, pre-trained on the built-in environments"
+    return about + (f"; success {', '.join(f'{k} {v}' for k, v in success.items())}" if success else "")
+
+
+def _show(
+    line: Line, command: str, about: str, records: Sequence[dict[str, Any]], columns: Sequence[str], more: str
+) -> int:
+    switches = {"json": (bool, "One JSON list on standard output, with all that is known.")}
+    page = Help(command, about, (command, f"{command} --json"), switches=switches)
+    if line.wants_help:
+        return show_help(page, Nothing)
+    read(line, Nothing, page)
+    if line.switch("json"):
+        print(json.dumps(records))
+        return 0
+    cells = [[_cell(record[column]) for column in columns] for record in records]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    for row in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(f"\n{more}")
+    return 0
+
+
+def _cell(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)

@@ -1,0 +1,215 @@
+"""What a run is going to do, in words, before anything heavy is imported: the plan that `train` prints first."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from sys import stderr
+from typing import Any
+
+from assay import tiny
+from assay.config import RunConfig, Slots
+from assay.envs.registry import make
+from assay.protocols import UserError
+
+ADVANTAGES = {
+    "grpo": "reward minus group mean, over group std",
+    "dr-grpo": "reward minus group mean",
+    "rloo": "reward minus the mean of the others",
+    "reinforce++": "token returns whitened over the batch",
+    "reinforce++-baseline": "reward minus group mean, whitened over the batch",
+    "gae": "GAE with a critic",
+}
+KEEPS = {"all": "all groups", "mixed": "groups with successes and failures only"}
+GATES = {
+    "ppo": "ratio clipped to [{low:g}, {high:g}]",
+    "none": "ratio not bounded",
+    "cispo": "ratio as a weight of at most {cap:g}",
+    "gspo": "one ratio per episode, clipped to [{low:g}, {high:g}]",
+    "sequence": "one ratio per sequence, clipped to [{low:g}, {high:g}]",
+    "sapo": "ratio behind a soft gate",
+}
+DENOMINATORS = {
+    "token": "mean over tokens",
+    "sequence": "mean over rows of token means",
+    "turn": "mean over turns of token means",
+    "episode": "mean over episodes of token means",
+    "group": "mean over groups of token means",
+    "constant": "sum over tokens, over a constant per episode",
+}
+TOKENS_PER_S = (
+    4000.0  # generated, then trained on, per second and core, of a million fp32 parameters: measured, tiny-1m
+)
+OVERHEAD_S = 0.004  # of one decode step or forward, whatever its size
+ANSWER_TOKENS = 4  # of a short action: a guess
+SHARE_OF_HORIZON = 0.6  # turns that an episode takes: a guess
+
+
+@dataclass(frozen=True, slots=True)
+class EnvFacts:
+    """What a look at one training task says; `error` is what went wrong with it."""
+
+    version: str
+    tasks: int | None
+    horizon: int
+    error: str = ""
+
+
+def plan(config: RunConfig, out: str) -> dict[str, str]:
+    """Title -> one line. UserError for what can be seen to fail without starting anything."""
+    environment = look(config)
+    parameters = parameter_count(config.model)
+    lines = {
+        "environment": _environment(config, environment),
+        "model": _model(config, parameters),
+        "method": " + ".join(config.method) + ": " + slots_in_words(config.slots),
+        "each step": _step(config),
+        "steps": _steps(config),
+        "warm start": _warm_start(config),
+        "held-out": _evaluation(config),
+        "time": _time(config, parameters, environment.horizon),
+        "writes to": out + (" (exists already)" if _occupied(Path(out)) else ""),
+    }
+    return {title: line for title, line in lines.items() if line}
+
+
+def look(config: RunConfig) -> EnvFacts:
+    """Makes the environment and resets it on a training task; whatever it prints goes to standard error."""
+    with redirect_stdout(stderr):
+        env: Any = make(config.env, **config.env_args)
+        version = str(getattr(env, "version", ""))
+        try:
+            size = env.size("train") if hasattr(env, "size") else None
+            _, info = env.reset(options={"task": 0, "split": "train"})
+            env.close()
+        except Exception as error:  # the environment's own code may raise anything; a run would count it and go on
+            return EnvFacts(version, None, 0, f"{type(error).__name__}: {error}")
+    return EnvFacts(version, size, int(info.get("horizon") or 0))
+
+
+def parameter_count(model: str) -> int | None:
+    """Numbers in a local checkpoint's safetensors headers; None if the model is not on this disk."""
+    folder = tiny.folder_of(model) or Path(model)
+    folder = folder / "policy" if (folder / "policy").is_dir() else folder
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    return sum(_numbers(path) for path in files) or None
+
+
+def _numbers(path: Path) -> int:
+    with open(path, "rb") as file:
+        try:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(min(length, 1 << 26)))
+        except (struct.error, ValueError) as error:
+            raise UserError(f"{path} is not a safetensors file: {error}") from error
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def slots_in_words(slots: Slots) -> str:
+    """Advantage, filter, gate, aggregation, KL."""
+    gate = GATES[slots.gate].format(low=1 - slots.clip_low, high=1 + slots.clip_high, cap=slots.clip_high)
+    if slots.dual_clip:
+        gate += f", at most {slots.dual_clip:g} where the advantage is negative"
+    kl = "no KL to the reference"
+    if slots.kl != "none" and slots.kl_coefficient > 0:
+        kl = f"KL to the reference in the {slots.kl} ({slots.kl_coefficient:g})"
+    return "; ".join([ADVANTAGES[slots.advantage], KEEPS[slots.keep], gate, DENOMINATORS[slots.denominator], kl])
+
+
+def duration(seconds: float) -> str:
+    """ "45 s", "3 min", "2 h 10 min"."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def count(number: float) -> str:
+    """ "1.07M", "310k", "512"."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def _environment(config: RunConfig, facts: EnvFacts) -> str:
+    settings = ", ".join(f"{name} {value}" for name, value in config.env_args.items())
+    tasks = "tasks without end" if facts.tasks is None else f"{facts.tasks} tasks"
+    if facts.error:
+        return f"{config.env} (version {facts.version}): ITS FIRST TRAINING TASK FAILS with {facts.error}"
+    parts = [f"version {facts.version}", settings, f"{tasks} to train on"]
+    if facts.horizon:
+        parts.append(f"about {facts.horizon} turns at most")
+    return f"{config.env} ({', '.join(p for p in parts if p)})"
+
+
+def _model(config: RunConfig, parameters: int | None) -> str:
+    size = f"{count(parameters)} parameters" if parameters else "not looked at before it is loaded"
+    adapter = f", adapter of rank {config.lora_rank}" if config.lora_rank else ""
+    return f"{config.model} ({size}{adapter}, {config.runtime.dtype} on {config.runtime.device})"
+
+
+def _step(config: RunConfig) -> str:
+    episodes = config.tasks_per_step * config.rollouts_per_task
+    updates = config.updates_per_batch * config.epochs
+    return (
+        f"{config.tasks_per_step} tasks x {config.rollouts_per_task} rollouts = {episodes} episodes of at most "
+        f"{config.max_episode_tokens} tokens ({config.max_turn_tokens} sampled a turn), {updates} "
+        f"update{'s' if updates > 1 else ''}"
+    )
+
+
+def _steps(config: RunConfig) -> str:
+    episodes = config.steps * config.tasks_per_step * config.rollouts_per_task
+    rate = f"learning rate {config.learning_rate:g}, {config.schedule} after {config.warmup_steps} warm-up updates"
+    return f"{config.steps} ({episodes:,} episodes), {rate}, seed {config.seed}"
+
+
+def _warm_start(config: RunConfig) -> str:
+    start = config.warm_start
+    if not start.episodes:
+        return ""
+    passes = f", {start.passes} passes" if start.passes > 1 else ""
+    scratch = ", from scratch" if start.from_scratch else ""
+    return f"imitation of {start.episodes} expert episodes with {start.noise:.0%} random actions{passes}{scratch}"
+
+
+def _evaluation(config: RunConfig) -> str:
+    panel = config.evaluation
+    if not panel.tasks:
+        return "no evaluation"
+    splits = "iid and ood" if panel.ood else "iid"
+    modes = "sampled and greedy" if panel.greedy else "sampled"
+    every = f", sampled on iid every {panel.every} steps" if panel.every else ""
+    return f"{panel.tasks} tasks a split, {splits}, {modes}, before and after{every}"
+
+
+def _time(config: RunConfig, parameters: int | None, horizon: int) -> str:
+    if not parameters:
+        return "measured after two steps"
+    return f"about {duration(estimate(config, parameters, horizon))} (a guess; measured after two steps)"
+
+
+def estimate(config: RunConfig, parameters: int, horizon: int) -> float:
+    """Seconds, by a rule of thumb for one core: good to a factor of two or three."""
+    turns = max(1.0, SHARE_OF_HORIZON * (horizon or 10))
+    answer = min(config.max_turn_tokens, ANSWER_TOKENS)
+    panel = config.evaluation
+    passes = 2 * (1 + panel.ood) * (1 + panel.greedy) * panel.tasks
+    episodes = config.tasks_per_step * config.rollouts_per_task
+
+    def generation(episodes: int) -> float:
+        waves = max(1.0, episodes / config.runtime.concurrency)
+        return episodes * turns * answer / TOKENS_PER_S * parameters / 1e6 + waves * turns * answer * OVERHEAD_S
+
+    update = episodes * turns * 4 * answer / TOKENS_PER_S * parameters / 1e6 * config.epochs
+    start = config.warm_start.episodes * config.warm_start.passes * turns * 4 * answer / TOKENS_PER_S
+    return config.steps * (generation(episodes) + update) + generation(passes) + start + 5.0
+
+
+def _occupied(out: Path) -> bool:
+    return (out / "config.toml").exists()

@@ -1,0 +1,136 @@
+"""Settings of an environment or a method as a pydantic model, read from its source.
+
+The source is parsed, not imported: help must be quick, and asking what a class takes should not run it. A class whose
+`__init__` is not its own (inherited, a dataclass, C) is imported and asked.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from assay.protocols import UserError
+
+PLAIN = {"int": int, "float": float, "str": str, "bool": bool, "None": NoneType}
+REQUIRED = inspect.Parameter.empty
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """`type` is None where text cannot say it (a mapping, an object): such a setting is for a file."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str = ""
+
+
+def settings_model(path: str, fixed: Mapping[str, Any], name: str) -> type[Settings]:
+    """A model with one field per setting of "module:Class" that a flag can give, the `fixed` ones left out."""
+    fields: dict[str, Any] = {}
+    for parameter in parameters(path):
+        if parameter.name not in fixed and parameter.type is not None:
+            default = ... if parameter.default is REQUIRED else parameter.default
+            fields[parameter.name] = (parameter.type, Field(default, description=parameter.help or None))
+    return create_model(name, __base__=Settings, **fields)
+
+
+def parameters(path: str) -> list[Parameter]:
+    """Of the class's `__init__`. UserError when module or class do not exist."""
+    module, _, name = path.partition(":")
+    source = _source(module)
+    node = _class(ast.parse(source.read_text()), name) if source else None
+    init = (
+        next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None) if node else None
+    )
+    return _of_node(init, ast.get_docstring(node) or "") if node and init else _of_class(path, module, name)
+
+
+def _source(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{module!r} cannot be imported ({error}): write package.module:Class") from error
+    if spec is None:
+        raise UserError(f"module {module!r} does not exist: install it, or run where Python finds it")
+    return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+
+
+def _class(tree: ast.Module, name: str) -> ast.ClassDef | None:
+    return next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def _of_node(init: ast.FunctionDef, docstring: str) -> list[Parameter]:
+    docstring = f"{docstring}\n{ast.get_docstring(init) or ''}"
+    arguments = init.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
+    pairs = [*zip(positional, defaults, strict=True), *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    found = []
+    for argument, node in pairs[1:]:  # without self
+        default = REQUIRED if node is None else _literal(node)
+        found.append(
+            Parameter(argument.arg, _type(argument.annotation, default), default, _help(argument.arg, docstring))
+        )
+    return found
+
+
+def _help(name: str, docstring: str) -> str:
+    """What a docstring says of a setting, in either of two usual forms: "name: text" or "name   text"."""
+    match = re.search(rf"(?:^|\. )[ ]*`*{re.escape(name)}`*(?::|  ) *(.+)$", docstring, re.MULTILINE)
+    return re.split(r"\. [a-z_]+:", match[1])[0].strip() if match else ""
+
+
+def _of_class(path: str, module: str, name: str) -> list[Parameter]:
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{path!r} cannot be imported: {error}") from error
+    kept = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [
+        Parameter(p.name, _known(p.annotation if p.annotation in PLAIN.values() else type(p.default)), p.default)
+        for p in inspect.signature(found).parameters.values()
+        if p.kind in kept
+    ]
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a default; an expression that is no literal (a name, a call) stays unknown and its setting with it."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ...
+
+
+def _type(annotation: ast.expr | None, default: Any) -> Any:
+    """The union of the plain types that an annotation names; without annotation, that of the default."""
+    if default is ...:
+        return None
+    if annotation is None:
+        return str if default is REQUIRED else _known(type(default))
+    text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
+    names = [part.strip() for part in str(text).split("|")]
+    plain = [PLAIN[name] for name in names if name in PLAIN]
+    return _known(reduce(or_, plain)) if plain else None
+
+
+def _known(found: Any) -> Any:
+    """None where nothing but None is left."""
+    plain = (get_args(found) or (found,)) if found is not None else ()
+    return found if any(t in PLAIN.values() and t is not NoneType for t in plain) else None

@@ -402,11 +402,24 @@ def test_hostile_manifests_are_refused(tmp_path, changes):
         load_checkpoint(fake_checkpoint(tmp_path, SOUND, b"{}", **changes))
 
 
-def test_a_link_out_of_the_checkpoint_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+def test_a_link_out_of_the_checkpoint_is_refused(tmp_path, name):
     path = fake_checkpoint(tmp_path, SOUND, b"{}")
-    os.rename(path / "state.json", tmp_path / "elsewhere")
-    os.symlink(tmp_path / "elsewhere", path / "state.json")
+    os.rename(path / name, tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", path / name)
     with pytest.raises(UserError, match="expected a regular file, found a link"):
+        load_checkpoint(path)
+
+
+def test_a_manifest_cannot_name_a_file_outside_its_folder(tmp_path):
+    path = fake_checkpoint(tmp_path, SOUND, b"{}")
+    (tmp_path / "outside").write_bytes(b"{}")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["../outside"] = manifest["files"]["state.json"]  # size and hash fit
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        UserError, match=r"expected the files state\.json and tensors\.safetensors, found .*\.\./outside"
+    ):
         load_checkpoint(path)
 
 

@@ -146,30 +146,60 @@ def load_model(path: str, dtype: torch.dtype = torch.float32, **options: Any) ->
 
 
 def check_exact(network: Network, length: int = 48) -> None:
-    """Compares log-probs with the model's own forward on a probe; UserError names the architecture if they differ."""
-    model: Any = network.model
-    name = type(model).__name__
-    window = getattr(model.config, "sliding_window", None)
-    if window and getattr(model.config, "use_sliding_window", True) and window < network.max_length:
-        network.max_length = window  # inside one window, sliding attention is full attention
-    ids = torch.arange(length, device=network.device) * 7919 % network.vocabulary
+    """Compares log-probs with the model's own forwards on two contexts in one flat row; UserError names the
+    architecture if they differ. Lowers `network.max_length` to the length up to which the comparison can speak.
+
+    Two contexts, since with one an architecture that ignores the hook or the positions would look exact.
+    """
+    name = type(network.model).__name__
+    network.max_length = min(network.max_length, _exact_room(network.model.config))
+    first = min(length, network.max_length)
+    lengths = [first, first // 2 + 1]
+    ids = torch.arange(sum(lengths), device=network.device) * 7919 % network.vocabulary
+    positions = torch.cat([torch.arange(n, device=network.device) for n in lengths])
+    seen: set[int] = set()
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        seen.add(layer)
+        parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+        return torch.cat([causal(layer, *part, scale) for part in parts])
+
+    refusal = f"{name} cannot be run exactly by the in-process backend: "
     with torch.no_grad():
         try:
-            ours = network.logits(network.hidden(ids, torch.arange(length, device=network.device), causal))
-        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise UserError(f"{name} cannot be run exactly by the in-process backend: {_first_line(error)}") from error
-        config = (model.get_base_model() if hasattr(model, "get_base_model") else model).config
-        saved = config._attn_implementation
-        config._attn_implementation_internal = "eager"
-        try:
-            theirs = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        finally:
-            config._attn_implementation_internal = saved
+            ours = network.logits(network.hidden(ids, positions, attend))
+            theirs = torch.cat([_own_logits(network.model, part) for part in ids.split(lengths)])
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+            raise UserError(refusal + _first_line(error)) from error
+    if len(seen) != network.layers:
+        raise UserError(refusal + f"{network.layers - len(seen)} of its {network.layers} layers have other attention")
     worst = float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max())
-    if worst > (EXACT if network.dtype == torch.float32 else 0.25):
-        raise UserError(
-            f"{name} cannot be run exactly by the in-process backend: its log-probs differ from its own by {worst:.3g} nats"
-        )
+    if not worst <= (EXACT if network.dtype == torch.float32 else 0.25):
+        raise UserError(refusal + f"its log-probs come out {worst:.3g} nats off")
+
+
+def _exact_room(config: Any) -> int:
+    """Length up to which attention is full and rotary frequencies do not depend on the length."""
+    room = 1 << 30
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        room = config.sliding_window  # inside one window, sliding attention is full attention
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        original = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        room = min(room, original)
+    return room
+
+
+def _own_logits(model: Any, ids: Tensor) -> Tensor:
+    """fp32 [N, V] of the model's own forward of one context, with its eager attention."""
+    config = (model.get_base_model() if hasattr(model, "get_base_model") else model).config
+    saved = config._attn_implementation
+    config._attn_implementation_internal = "eager"
+    try:
+        logits: Tensor = model(input_ids=ids[None], use_cache=False).logits[0].float()
+    finally:
+        config._attn_implementation_internal = saved
+    return logits
 
 
 def _backbone(model: Any) -> nn.Module:
@@ -185,7 +215,9 @@ def _attention_hook(
     for name in ("softcap", "s_aux"):
         if extra.get(name) is not None:
             raise ValueError(f"its attention uses {name!r}, which this backend does not have")
-    attend: Attend = extra["assay_attend"]
+    attend: Attend | None = extra.get("assay_attend")
+    if attend is None:
+        raise ValueError("its layers do not hand attention on")
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx
     return attend(layer, q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1), scale)[None], None

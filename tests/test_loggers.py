@@ -71,7 +71,7 @@ def test_wandb_offline_leaves_its_record_in_the_run(run, monkeypatch):
         log.log(step, {"success": 0.5})
         log.close()
     records = list(run.path.glob("wandb/offline-run-*/*.wandb"))
-    assert len(records) == 2
+    assert records  # one a life, but for lives that began in the same second: the clock is in their folder's name
     assert {path.stem for path in records} == {f"run-{loggers.run_id(run)}"}  # one run for wandb
     assert all(b"success" in path.read_bytes() for path in records)
 

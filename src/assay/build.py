@@ -20,7 +20,7 @@ from assay.envs.workers import Pool
 from assay.learner.torch_learner import TorchLearner
 from assay.methods.host import Host
 from assay.model import Network, check_exact, load_model
-from assay.protocols import Method, Sampling, UserError
+from assay.protocols import Method, Reset, Sampling, UserError
 from assay.renderers import ChatRenderer
 from assay.rollout import Driver, Progress
 from assay.rows import Layout
@@ -83,11 +83,28 @@ def build(config: RunConfig) -> Bench:
         if layout.name == "window" and not renderer.windows:
             raise UserError(f"layout {config.layout!r} needs a chat template with a system message: use layout append")
         length = min(network.max_length, config.max_episode_tokens)
+        _check_fit(config, pool, renderer, length)
         sampler = TorchSampler(network, 2 * config.runtime.concurrency, length, renderer.decode)
     except BaseException:
         pool.close()
         raise
     return Bench(config, pool, tokenizer, renderer, network, sampler, layout)
+
+
+def _check_fit(config: RunConfig, pool: Pool, renderer: ChatRenderer, length: int) -> None:
+    """UserError when the first training task leaves no room for an answer: every episode would be cut at once."""
+    (task,) = build_curriculum(config, pool).tasks(1, 1)
+    pool.submit(0, Reset("train", task))
+    (start,) = pool.collect([0])
+    if start.error:
+        return  # an environment error: counted when it happens in the run
+    prompt = len(renderer.prompt(str(start.info.get("goal", "")))[0])
+    seen = len(renderer.observation(start.observation, first=True)[0])
+    if prompt + seen >= length:
+        raise UserError(
+            f"the prompt ({prompt} tokens) and first observation ({seen}) of {config.env} leave no room in a context of "
+            f"{length}: raise max_episode_tokens if the model allows it, or use --prompt brief or a longer-context model"
+        )
 
 
 def load_policy(config: RunConfig, path: str | Path | None = None) -> tuple[Network, Any]:

@@ -7,6 +7,7 @@ The run around it keeps one promise: killed at any instant and resumed, it gives
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 import time
@@ -40,11 +41,12 @@ class Display:
     """What a run tells a person; this one says nothing. The command line has one that draws."""
 
     def phase(self, name: str) -> None: ...
-    def episodes(self, progress: Progress) -> None: ...
+    def episodes(self, progress: Progress, part: str = "") -> None: ...
     def imitation(self, done: int, total: int, loss: float) -> None: ...
     def evaluated(self, when: str, result: dict[str, Any]) -> None: ...
     def step(self, metrics: Metrics, timings: Metrics) -> None: ...
     def note(self, text: str) -> None: ...
+    def interrupted(self) -> None: ...  # from a signal handler: remember it, draw later
 
 
 class Trainer:
@@ -184,8 +186,19 @@ def train(values: dict[str, Any], display: Display | None = None, where: str = "
     """Train from nested configuration keys in a new run directory."""
     config = resolve(values, where)
     config = config.model_copy(update={"planned_steps": config.planned_steps or max(config.steps, 1)})
-    with RunDir.create(config.out or default_out(config), dump(config)) as run:
+    with RunDir.create(config.out or default_out(config), dump(config)) as run, _forgotten_if_it_never_began(run):
         return _run(config, run, display or Display())
+
+
+@contextmanager
+def _forgotten_if_it_never_began(run: RunDir) -> Iterator[None]:
+    """A mistake in the configuration leaves no folder behind: the mended command can be typed again."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt):
+        if not any(run.checkpoints.iterdir()) and not any(run.traces.iterdir()):
+            shutil.rmtree(run.path)
+        raise
 
 
 def resume(path: str | Path, steps: str | None = None, display: Display | None = None, replan: bool = False) -> Result:
@@ -204,7 +217,7 @@ def _run(config: RunConfig, run: RunDir, display: Display) -> Result:
     bench = build(config)
     loggers = Loggers(config.runtime.loggers, run, dump(config))
     try:
-        with _interrupts() as interrupted:
+        with _interrupts(display) as interrupted:
             return _phases(config, run, bench, loggers, display, began, interrupted)
     finally:
         loggers.close()
@@ -269,7 +282,11 @@ def _evaluate_into(run: RunDir, when: str, bench: Bench, display: Display, more:
     if settings.tasks:
         display.phase(f"evaluating {when} training")
         result, traces = evaluate_all(
-            bench, settings.tasks, settings.ood, settings.greedy, lambda _, progress: display.episodes(progress)
+            bench,
+            settings.tasks,
+            settings.ood,
+            settings.greedy,
+            lambda part, progress: display.episodes(progress, part),
         )
         run.write_traces(when, traces)
         display.evaluated(when, result)
@@ -294,7 +311,7 @@ def _extend(config: RunConfig, steps: str, replan: bool) -> RunConfig:
 
 
 @contextmanager
-def _interrupts() -> Iterator[list[int]]:
+def _interrupts(display: Display) -> Iterator[list[int]]:
     """Ctrl-C (and SIGTERM) end the run after the present step; a second one ends it at once."""
     seen: list[int] = []
 
@@ -302,6 +319,7 @@ def _interrupts() -> Iterator[list[int]]:
         if seen:
             raise KeyboardInterrupt
         seen.append(number)
+        display.interrupted()
 
     try:
         old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from transformers.utils import logging as transformers_logging
 
 from assay.cli.plan import duration
 from assay.cli.tables import cells, rate
@@ -36,6 +37,7 @@ class TerminalDisplay(Display):
     """A train.Display. Live where standard error is a terminal, a line a step where it is not."""
 
     def __init__(self, out: Console, steps: int) -> None:
+        transformers_logging.disable_progress_bar()  # of loading and saving: this display is the progress
         self.out, self.steps = out, steps
         self.live: Live | None = None
         self.success: list[float] = []
@@ -43,7 +45,7 @@ class TerminalDisplay(Display):
         self.last: dict[str, float] = {}
         self.trouble: dict[str, float] = dict.fromkeys(TROUBLE, 0.0)
         self.began = time.monotonic()
-        self.status = ""
+        self.status, self.stopping = "", ""
         self.drawn = 0.0
 
     def close(self) -> None:
@@ -59,9 +61,13 @@ class TerminalDisplay(Display):
         else:
             self.out.print(f"{name} ...", style="dim")
 
-    def episodes(self, progress: Progress) -> None:
+    def episodes(self, progress: Progress, part: str = "") -> None:
+        if self.stopping == "new":
+            self.stopping = "said"
+            self.note("interrupted: stopping after this step, which is saved; again stops at once")
         total = progress.done + progress.live + progress.waiting
-        self._draw(f"{_bar(progress.done / max(total, 1))} {progress.done}/{total} episodes, {progress.tokens} tokens")
+        done = f"{progress.done}/{total} episodes, {progress.tokens} tokens"
+        self._draw(f"{_bar(progress.done / max(total, 1))} {f'{part}: ' if part else ''}{done}")
 
     def imitation(self, done: int, total: int, loss: float) -> None:
         text = f"warm start: update {done}/{total}, {loss:.3f} nats a token"
@@ -87,6 +93,9 @@ class TerminalDisplay(Display):
 
     def note(self, text: str) -> None:
         self.out.print(text, style="dim")
+
+    def interrupted(self) -> None:
+        self.stopping = "new"
 
     # ------------------------------------------------------------------------------------------------ drawing
 

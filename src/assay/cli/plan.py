@@ -123,7 +123,7 @@ def slots_in_words(slots: Slots) -> str:
 def duration(seconds: float) -> str:
     """ "45 s", "3 min", "2 h 10 min"."""
     if seconds < 90:
-        return f"{max(seconds, 1):.0f} s"
+        return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 

@@ -16,6 +16,10 @@ def console() -> Console:
 
 
 def show_plan(out: Console, lines: Mapping[str, str]) -> None:
+    if not out.is_terminal:  # a log: one line each
+        for title, line in lines.items():
+            out.print(Text(f"{title:<12}  {line}"))
+        return
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

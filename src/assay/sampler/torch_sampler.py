@@ -148,6 +148,8 @@ class TorchSampler:
             raise ValueError(f"{len(draw.uniforms)} uniforms for {most} tokens: a draw needs one per token")
         if sampling.stop_strings and self.decode is None:
             raise UserError("stop strings need the sampler's `decode`: pass it, or use stop ids")
+        if new and not 0 <= draw.ids.min() <= draw.ids.max() < self.network.vocabulary:
+            raise UserError(f"a draw appends ids outside the model's vocabulary of {self.network.vocabulary}")
         length = int(self.lengths[context]) + new
         if length == 0:
             raise ValueError(
@@ -157,8 +159,6 @@ class TorchSampler:
         if length >= self.max_length:
             self.full.append(context)
             return
-        if new and not 0 <= min(draw.ids) <= max(draw.ids) < self.network.vocabulary:
-            raise UserError(f"a draw appends ids outside the model's vocabulary of {self.network.vocabulary}")
         self._reserve(context + 1, min(length + most, self.max_length))
         self.ids[context, length - new : length] = draw.ids
         self.lengths[context] = self.begin[context] = length

@@ -311,12 +311,9 @@ def test_a_step_is_answered_exactly_delay_ticks_later() -> None:
 def test_a_finished_episode_is_replaced_in_key_order() -> None:
     ticks: list[Progress] = []
     _, sampler, _ = play(list(reversed(JOBS)), concurrency=3, progress=ticks.append)
-    first_seen = {}
-    for ids, draw in sampler.seen:
-        first_seen.setdefault(draw.context, int(ids[1]) - 10)
-    assert list(first_seen.values()) == [1 + job.id % 3 for job in JOBS], (
-        "contexts open in key order, whatever the input's"
-    )
+    firsts = {uniforms(1, "token", 3, 0, job.slot, job.rollout, 0, 0, n=3)[0]: job for job in JOBS}
+    order = [firsts[draw.uniforms[0]] for _, draw in sampler.seen if draw.uniforms[0] in firsts]
+    assert order == JOBS, "first requests come in key order, whatever the input's"
     assert all(p.live <= 3 for p in ticks) and ticks[-1].done == len(JOBS)
 
 
@@ -445,7 +442,7 @@ def groups(driver_options: dict[str, Any] | None = None, **options: Any) -> Any:
     tasks = arguments.pop("tasks", lambda round_, missing: [10 * round_ + i for i in range(missing)])
     with Pool(arguments.pop("name", "toy:Line"), arguments.pop("env", {})) as pool:
         driver = Driver(sampler, pool, LineRenderer(), Sampling(max_new_tokens=3), seed=1, **driver_options or {})
-        revise = [partial(revise_first, driver.settings)] if arguments.pop("revise", False) else []
+        revise = [partial(revise_two, driver.settings)] if arguments.pop("revise", False) else []
         return driver.collect_groups(tasks, revise=revise, **arguments), sampler
 
 
@@ -496,17 +493,18 @@ def test_a_group_of_environment_errors_only_is_dropped_and_replaced() -> None:
     assert collection.counters["environment_errors"] == 4
 
 
-def revise_first(settings: Settings, group: Group) -> Generator[Request, Any, Group]:
-    """Play the first trace again from its second turn; the original becomes `replaced`."""
-    old = group.traces[0]
-    if len(old.turns) < 2:
-        return group
-    context = yield Fork(EMPTY)
-    new = yield from resume(LineRenderer(), settings, old, 1, context)
-    if new is None:
-        return group
-    replaced = replace(old, kind="replaced", parent=new.key)
-    return replace(group, traces=(new, *group.traces[1:]), others=(*group.others, replaced))
+def revise_two(settings: Settings, group: Group) -> Generator[Request, Any, Group]:
+    """Play the first two traces again from their second turn; the originals become `replaced`."""
+    traces, others = list(group.traces), list(group.others)
+    for i, old in enumerate(group.traces[:2]):
+        if len(old.turns) < 2:
+            continue
+        context = yield Fork(EMPTY)
+        new = yield from resume(LineRenderer(), settings, old, 1, context)
+        assert new is not None
+        traces[i] = new
+        others.append(replace(old, kind="replaced", parent=new.key))
+    return replace(group, traces=tuple(traces), others=tuple(others))
 
 
 def test_a_revision_plays_on_from_inside_a_trace_and_keep_judges_the_result() -> None:
@@ -515,14 +513,16 @@ def test_a_revision_plays_on_from_inside_a_trace_and_keep_judges_the_result() ->
     revised, sampler = groups(revise=True, keep=[lambda g: judged.append(g) is None])
     assert not sampler.contexts
     assert any(g.others for g in judged) and [g.key for g in revised.batch.groups] == [g.key for g in judged]
+    assert max(len(g.others) for g in judged) == 2
+    assert len({draw.uniforms[0] for _, draw in sampler.seen}) == len(sampler.seen), "no draw is used twice"
     for old, new in zip(plain.batch.groups, revised.batch.groups, strict=True):
-        assert fingerprint(list(old.traces[1:])) == fingerprint(list(new.traces[1:]))
-        if new.others:
-            assert new.traces[0].key == old.traces[0].key and new.others[0].kind == "replaced"
-            assert fingerprint([replace(new.others[0], kind="root", parent="")]) == fingerprint([old.traces[0]])
-            first_turns = [fingerprint([replace(t, turns=t.turns[:1])])[0][-1] for t in (old.traces[0], new.traces[0])]
-            assert first_turns[0] == first_turns[1]
-            assert new.traces[0].turns[1].observation == old.traces[0].turns[1].observation
+        assert fingerprint(list(old.traces[2:])) == fingerprint(list(new.traces[2:]))
+        assert [t.key for t in new.traces] == [t.key for t in old.traces]
+        for replaced in new.others:
+            before, after = old.traces[replaced.rollout], new.traces[replaced.rollout]
+            assert replaced.parent == after.key
+            assert fingerprint([replace(replaced, kind="root", parent="")]) == fingerprint([before])
+            assert after.turns[0] is replaced.turns[0] and after.turns[1].observation == before.turns[1].observation
     assert revised.counters["generated_tokens"] > plain.counters["generated_tokens"]
 
 
@@ -537,13 +537,16 @@ def test_revisions_do_not_depend_on_time_or_concurrency() -> None:
     assert run(0.0, 4)[0] == run(0.0, 64)[0]
 
 
-def drive_alone(pool: Pool, generator: Generator[Request, Any, Any]) -> Any:
+def drive_alone(pool: Pool, generator: Generator[Request, Any, Any], steps: list[Step] | None = None) -> Any:
     answer = None
     while True:
         try:
-            pool.submit(0, generator.send(answer))
+            request = generator.send(answer)
+            pool.submit(0, request)
         except StopIteration as stop:
             return stop.value
+        if steps is not None and isinstance(request, Step):
+            steps.append(request)
         (answer,) = pool.collect([0])
 
 
@@ -559,7 +562,9 @@ def test_replay_re_enters_any_turn_and_notices_what_differs(pool: Pool) -> None:
     assert drive_alone(pool, replay(replace(trace, task=replace(trace.task, hash="other")), 0)) is None
     cuts = [t for n in range(12, 40) for t in play(JOBS[:1], pool=pool, max_length=n)[0] if t.turns]
     cut: Trace = next(t for t in cuts if t.turns[-1].stop == "context")
-    assert drive_alone(pool, replay(cut)).observation == cut.final_observation
+    steps: list[Step] = []
+    assert drive_alone(pool, replay(cut), steps).observation == cut.final_observation
+    assert len(steps) == len(cut.turns) - 1, "a turn that the context cut was not executed"
 
 
 # -------------------------------------------------------------------------------------------------------- curriculum

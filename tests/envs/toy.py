@@ -30,13 +30,13 @@ class Line(gymnasium.Env[str, str]):
         fault_turn: int = 1,
         fault_tasks: tuple[int, ...] = (),
         sleep_ms: float = 0.0,
-        once: str = "",
     ) -> None:
         self.horizon, self.fault, self.fault_turn, self.fault_tasks = horizon, fault, fault_turn, fault_tasks
-        self.sleep_ms, self.once = sleep_ms, once
+        self.sleep_ms = sleep_ms
+        self.dead = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        assert options is not None
+        assert options is not None and not self.dead
         self.task, self.at, self.turn = options["task"], 0, 0
         self.goal = 1 + self.task % 3
         if self.fault == "reset" and self.task in self.fault_tasks:
@@ -73,12 +73,9 @@ class Line(gymnasium.Env[str, str]):
         return f"at {self.at}"
 
     def _fail(self) -> Any:
-        if self.once:  # only the first time: the marker outlives the process
-            if os.path.exists(self.once):
-                return None
-            open(self.once, "w").close()
         match self.fault:
             case "exception":
+                self.dead = True
                 raise ValueError("a wall is missing")
             case "exit":
                 raise SystemExit(3)

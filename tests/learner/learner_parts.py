@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,8 +104,6 @@ def traces(seed: int = 0, groups: int = 2, size: int = 3, prompt: int = 19) -> l
 
 def twin_of(first: Trace, second: Trace) -> Trace:
     """The second with the first turn of the first: their common path goes on past the prompt."""
-    from dataclasses import replace
-
     return replace(second, turns=(first.turns[0], *second.turns[1:]))
 
 

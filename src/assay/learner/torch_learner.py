@@ -201,6 +201,7 @@ class TorchLearner:
         }
         if not rows:
             return metrics | metrics_of(terms) | {"grad_norm": 0.0, "tokens_forwarded": 0.0, "tokens_shared": 0.0}
+        self._clear()
         whole = any(term.gate in SEQUENCE_GATES and term.loss == "policy" for term in terms)
         packs = pack(rows, self.tokens_per_forward, whole_traces=whole, share=self.share)
         finite = self._backward(terms, packs)

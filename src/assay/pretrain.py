@@ -37,8 +37,8 @@ MIXTURE: dict[str, float] = {
     "babyai/GoToLocal": 0.2,
     "babyai/PickupLoc": 0.15,
     "babyai/PutNextLocal": 0.1,
-    "countdown": 0.25,
-    "textworld-cooking": 0.15,
+    "countdown": 0.3,
+    "textworld-cooking": 0.1,
 }
 
 

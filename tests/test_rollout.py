@@ -134,7 +134,7 @@ def play(
     sampling = Sampling(max_new_tokens=options.pop("max_new_tokens", 3))
     pool = options.pop("pool", None)
     with nullcontext(pool) if pool else Pool(name, env or {}, workers, timeout_s) as pool:
-        driver = Driver(sampler, pool, LineRenderer(), sampling, seed=1, **options)
+        driver = Driver(sampler, pool, LineRenderer(), sampling, seed=1, evidence=True, **options)
         traces = driver.collect(JOBS if jobs is None else jobs)
     assert not sampler.contexts and not sampler.busy, "every context is closed"
     return traces, sampler, driver

@@ -165,7 +165,6 @@ def _play(renderer: Renderer, settings: Settings, start: Trace, result: StepResu
         reward=math.nan if result.error else float(sum(turn.reward for turn in turns)),
         outcome=outcome,
         error=result.error,
-        evidence=dict(result.info.get("evidence", {})),
     )
 
 

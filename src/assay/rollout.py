@@ -77,7 +77,8 @@ class Driver:
     """Plays up to `concurrency` episodes at once on one sampler and one pool.
 
     `delay` d >= 1: an environment has d - 1 decode ticks to work in while other episodes generate. `wrappers` are
-    functions episode -> episode, the first one innermost.
+    functions episode -> episode, the first one innermost. `evidence`: ask each environment for it at the end, which costs
+    as much as many steps.
     """
 
     def __init__(
@@ -93,13 +94,14 @@ class Driver:
         concurrency: int = 128,
         delay: int = 1,
         wrappers: Sequence[Callable[[Episode], Episode]] = (),
+        evidence: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         if concurrency < 1 or delay < 1:
             raise ValueError(f"concurrency and delay are at least 1, not {concurrency} and {delay}")
         self.sampler, self.pool, self.renderer = sampler, pool, renderer
         self.seed, self.concurrency, self.delay = seed, concurrency, delay
-        self.wrappers, self.progress = tuple(wrappers), progress
+        self.wrappers, self.evidence, self.progress = tuple(wrappers), evidence, progress
         stops = replace(
             sampling,
             stop_ids=sampling.stop_ids or renderer.stop_ids,
@@ -246,8 +248,8 @@ class Driver:
         """Count an ended episode; what was generated for it and is not in it is its extra cost."""
         extra = max(0, run.tokens - trace.sampled_tokens)
         evidence = trace.evidence
-        if trace.outcome is Outcome.CUT and "evidence" in self.pool.spec["powers"]:
-            (evidence,) = self.pool.ask([run.lane], "evidence")  # an end that the environment does not know of
+        if self.evidence and trace.learnable and "evidence" in self.pool.spec["powers"]:
+            (evidence,) = self.pool.ask([run.lane], "evidence")
         self.counters["episodes"] += 1
         self.counters["extra_tokens"] += extra
         self.counters["environment_errors"] += trace.outcome is Outcome.ENVIRONMENT_ERROR

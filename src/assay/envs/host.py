@@ -65,12 +65,8 @@ class Host:
         return values
 
     def step(self, slot: int, action: str) -> list[Any]:
-        env = self._env(slot)
-        result = env.step(action)
-        values = _checked("step", result, observation=str, reward=float, terminated=bool, truncated=bool, info=dict)
-        if (values[2] or values[3]) and hasattr(env, "evidence"):
-            values[4] = {**values[4], "evidence": env.evidence()}
-        return values
+        result = self._env(slot).step(action)
+        return _checked("step", result, observation=str, reward=float, terminated=bool, truncated=bool, info=dict)
 
     def snapshot(self, slot: int, handle: int) -> None:
         self.snapshots.setdefault(slot, {})[handle] = self._env(slot).snapshot()

@@ -328,7 +328,9 @@ def test_a_worker_killed_in_the_middle_changes_nothing_but_the_restart_counter()
                 while Path(f"/proc/{pool.pids[1]}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
                     pass  # a request that it was executing would be blamed: none is, once it is dead
 
-        driver = Driver(sampler, pool, LineRenderer(), Sampling(max_new_tokens=3), seed=1, delay=1, progress=kill)
+        driver = Driver(
+            sampler, pool, LineRenderer(), Sampling(max_new_tokens=3), seed=1, delay=1, evidence=True, progress=kill
+        )
         pause = pool.flush
 
         def settled() -> None:  # let every worker finish what it has, so that the kill hits an idle one
@@ -352,7 +354,9 @@ def test_an_exception_in_a_method_leaves_sampler_and_pool_usable() -> None:
         raise RuntimeError("a bug in a method")
 
     with Pool("toy:Line") as pool:
-        driver = Driver(sampler, pool, LineRenderer(), Sampling(max_new_tokens=3), seed=1, wrappers=[broken])
+        driver = Driver(
+            sampler, pool, LineRenderer(), Sampling(max_new_tokens=3), seed=1, evidence=True, wrappers=[broken]
+        )
         with pytest.raises(RuntimeError, match="a bug in a method"):
             driver.collect(JOBS)
         assert not sampler.contexts and not sampler.busy

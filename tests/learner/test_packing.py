@@ -106,7 +106,7 @@ def test_attention_and_its_gradient_are_those_of_torch(monkeypatch: pytest.Monke
     (part,) = pack(rows, 9999)
     torch.manual_seed(0)
     q, k, v = (torch.randn(part.tokens, h, 8, requires_grad=True) for h in (heads[0], heads[1], heads[1]))
-    mask = attention._band(200, torch.device("cpu"))
+    mask = attention._band(200, heads[0] // heads[1], torch.device("cpu"))
     out = tile_attention(part.tiles, torch.device("cpu"))(0, q, k, v, 0.3)
     plain = attention._plain(q, k, v, part.tiles, mask, 0.3)
     torch.testing.assert_close(out, plain, atol=1e-5, rtol=1e-5)

@@ -2,12 +2,15 @@
 
 A tile is one call of the fused CPU kernel: queries are the segments' own tokens, keys are [prefix | own]. Prefixes of a
 tile are equally long, so one causal mask serves all its rows, and padding stands behind every real token: no mask per
-row. On the CPU the backward pass is written out, because autograd would copy keys of shared prefixes once per layer and
-zero-fill every slice; elsewhere torch's own attention runs on the same tiles.
+row. Query heads that share a key head stand one after the other in the query axis: fewer and larger products, and keys
+are not repeated. On the CPU the backward pass is written out, because autograd would copy keys of shared prefixes once
+per layer and zero-fill every slice; elsewhere torch's own attention runs on the same tiles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +20,7 @@ from torch import Tensor
 from assay.learner.packing import Tile
 from assay.model import Attend
 
-CHUNK = 128  # queries per call: the keys behind a chunk are not looked at
+CHUNK = 96  # tokens whose queries are one call: the keys behind a chunk are not looked at
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -25,30 +28,39 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 def tile_attention(tiles: list[Tile], device: torch.device) -> Attend:
     """The `attend` of `Network.hidden` for a pack's tiles."""
-    mask = _band(max(tile.prefix + tile.size for tile in tiles), device)
+    longest = max(tile.prefix + tile.size for tile in tiles)
+    bands: dict[int, Tensor] = {}
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         if q.dtype != v.dtype:  # rotation leaves autocast's type
             q, k = q.to(v.dtype), k.to(v.dtype)
+        shared = q.shape[1] // k.shape[1]
+        if shared not in bands:
+            bands[shared] = _band(longest, shared, device).to(q.dtype)
         if q.device.type == "cpu" and q.dtype in (torch.float32, torch.bfloat16):
-            mixed: Tensor = _TileAttention.apply(q, k, v, tiles, mask.to(q.dtype), scale)
+            mixed: Tensor = _TileAttention.apply(q, k, v, tiles, bands[shared], scale)
             return mixed
-        return _plain(q, k, v, tiles, mask.to(q.dtype), scale)
+        return _plain(q, k, v, tiles, bands[shared], scale)
 
     return attend
 
 
-def _band(longest: int, device: torch.device) -> Tensor:
-    """[CHUNK, longest + CHUNK], column c is the key c - longest places after the first query's: 0 if seen, else -inf."""
+def _band(longest: int, shared: int, device: torch.device) -> Tensor:
+    """[CHUNK * shared, longest + CHUNK]: the mask of a chunk, `shared` queries a token. Column c is the key
+    c - longest places after the first token's own: 0 if seen, else -inf."""
     place = torch.arange(longest + CHUNK, device=device) - longest
-    seen = place[None] <= torch.arange(CHUNK, device=device)[:, None]
+    seen = place[None] <= torch.arange(CHUNK, device=device).repeat_interleave(shared)[:, None]
     return torch.zeros(seen.shape, device=device).masked_fill(~seen, -torch.inf)
 
 
-def _window(mask: Tensor, before: int, queries: int) -> Tensor:
-    """[1, 1, queries, before + queries] view: query i sees `before` keys and then those up to its own."""
-    middle = mask.shape[1] - CHUNK
-    return mask[None, None, :queries, middle - before : middle + queries]
+def _chunks(tile: Tile, mask: Tensor) -> Iterator[tuple[slice, int, Tensor]]:
+    """Per chunk: its queries, how many keys it looks at, its mask [1, 1, queries, keys], a view."""
+    shared, middle = mask.shape[0] // CHUNK, mask.shape[1] - CHUNK
+    for a in range(0, tile.size, CHUNK):
+        n = min(CHUNK, tile.size - a)
+        before = tile.prefix + a
+        window = mask[None, None, : n * shared, middle - before : middle + n]
+        yield slice(a * shared, (a + n) * shared), before + n, window
 
 
 def _own(x: Tensor, tile: Tile) -> Tensor:
@@ -59,13 +71,30 @@ def _own(x: Tensor, tile: Tile) -> Tensor:
     return own.reshape(tile.rows, tile.size, *x.shape[1:])
 
 
-def _keys(x: Tensor, tile: Tile, repeat: int) -> Tensor:
-    """Flat [N, K, E] -> [B, H, P + S, E]: prefix and own tokens, key heads repeated for their query heads."""
+def _queries(x: Tensor, tile: Tile, key_heads: int) -> Tensor:
+    """Flat [N, H, E] -> [B, K, S * H / K, E]."""
+    own = _own(x, tile)
+    if x.shape[1] == key_heads:
+        return own.transpose(1, 2)
+    grouped = own.unflatten(2, (key_heads, -1)).transpose(1, 2)
+    return grouped.reshape(tile.rows, key_heads, -1, x.shape[2])
+
+
+def _outputs(x: Tensor, tile: Tile, heads: int) -> Tensor:
+    """[B, K, S * H / K, E] -> [own tokens, H, E], padding left out: the inverse of `_queries`."""
+    if heads == x.shape[1]:
+        return _flat(x.transpose(1, 2), tile)
+    grouped = x.unflatten(2, (tile.size, -1)).transpose(1, 2)
+    return _flat(grouped.reshape(tile.rows, tile.size, heads, x.shape[3]), tile)
+
+
+def _keys(x: Tensor, tile: Tile) -> Tensor:
+    """Flat [N, K, E] -> [B, K, P + S, E]: prefix and own tokens."""
     keys = _own(x, tile)
     if tile.prefix:
         before = x.index_select(0, tile.before).view(tile.rows, tile.prefix, *x.shape[1:])
         keys = torch.cat([before, keys], 1)
-    return (keys.repeat_interleave(repeat, 2) if repeat > 1 else keys).transpose(1, 2)
+    return keys.transpose(1, 2)
 
 
 def _flat(x: Tensor, tile: Tile) -> Tensor:
@@ -74,18 +103,19 @@ def _flat(x: Tensor, tile: Tile) -> Tensor:
     return flat if tile.slots is None else flat.index_select(0, tile.slots)
 
 
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
 def _plain(q: Tensor, k: Tensor, v: Tensor, tiles: list[Tile], mask: Tensor, scale: float) -> Tensor:
-    repeat, mixed = q.shape[1] // k.shape[1], []
+    mixed = []
     for tile in tiles:
-        queries, keys, values = _own(q, tile).transpose(1, 2), _keys(k, tile, repeat), _keys(v, tile, repeat)
-        chunks = []
-        for a in range(0, tile.size, CHUNK):
-            n = min(CHUNK, tile.size - a)
-            end = tile.prefix + a + n
-            seen = _window(mask, tile.prefix + a, n)
-            part = queries[:, :, a : a + n]
-            chunks.append(F.scaled_dot_product_attention(part, keys[:, :, :end], values[:, :, :end], seen, scale=scale))
-        mixed.append(_flat(torch.cat(chunks, 2).transpose(1, 2), tile))
+        queries, keys, values = _queries(q, tile, k.shape[1]), _keys(k, tile), _keys(v, tile)
+        parts = [
+            F.scaled_dot_product_attention(queries[:, :, own], keys[:, :, :end], values[:, :, :end], seen, scale=scale)
+            for own, end, seen in _chunks(tile, mask)
+        ]
+        mixed.append(_outputs(_join(parts), tile, q.shape[1]))
     return torch.cat(mixed)
 
 
@@ -95,22 +125,18 @@ class _TileAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: list[Tile], mask: Tensor, scale: float) -> Tensor:
         mixed = torch.empty(q.shape, dtype=q.dtype)
-        repeat, saved = q.shape[1] // k.shape[1], []
+        saved = []
         for tile in tiles:
-            queries, keys, values = _own(q, tile).transpose(1, 2), _keys(k, tile, repeat), _keys(v, tile, repeat)
+            queries, keys, values = _queries(q, tile, k.shape[1]), _keys(k, tile), _keys(v, tile)
             saved += [queries, keys, values]
-            chunks = []
-            for a in range(0, tile.size, CHUNK):
-                n = min(CHUNK, tile.size - a)
-                end = tile.prefix + a + n
-                seen = _window(mask, tile.prefix + a, n)
+            parts = []
+            for own, end, seen in _chunks(tile, mask):
                 out, lse = _forward(
-                    queries[:, :, a : a + n], keys[:, :, :end], values[:, :, :end], attn_mask=seen, scale=scale
+                    queries[:, :, own], keys[:, :, :end], values[:, :, :end], attn_mask=seen, scale=scale
                 )
                 saved += [out, lse]
-                chunks.append(out)
-            out = chunks[0] if len(chunks) == 1 else torch.cat(chunks, 2)
-            mixed[tile.first : tile.last] = _flat(out.transpose(1, 2), tile)
+                parts.append(out)
+            mixed[tile.first : tile.last] = _outputs(_join(parts), tile, q.shape[1])
         ctx.save_for_backward(mask, *saved)
         ctx.tiles, ctx.scale, ctx.key_heads = tiles, scale, k.shape[1]
         return mixed
@@ -120,23 +146,14 @@ class _TileAttention(torch.autograd.Function):
         (grad,) = grads
         mask, *saved = ctx.saved_tensors
         n, heads, size = grad.shape
-        key_heads = ctx.key_heads
         grad_q = torch.empty_like(grad)
-        grad_k, grad_v = grad.new_zeros(n, key_heads, size), grad.new_zeros(n, key_heads, size)
+        grad_k, grad_v = grad.new_zeros(n, ctx.key_heads, size), grad.new_zeros(n, ctx.key_heads, size)
         rest = iter(saved)
         for tile in ctx.tiles:
-            queries, keys, values = next(rest), next(rest), next(rest)
-            incoming = _own(grad, tile)
-            if tile.pad is not None and tile.slots is not None:  # padding has outputs, they have no gradient
-                incoming = torch.zeros_like(incoming)
-                incoming.view(-1, heads, size)[tile.slots] = grad[tile.first : tile.last]
-            incoming = incoming.transpose(1, 2)
-            dq, dk, dv = _tile_backward(tile, incoming, queries, keys, values, rest, mask, ctx.scale)
-            grad_q[tile.first : tile.last] = _flat(dq.transpose(1, 2), tile)
-            for total, part in ((grad_k, dk), (grad_v, dv)):
-                part = part.transpose(1, 2)
-                if heads != key_heads:
-                    part = part.unflatten(2, (key_heads, heads // key_heads)).sum(3)
+            kept = next(rest), next(rest), next(rest)
+            dq, dk, dv = _tile_backward(tile, _incoming(grad, tile, ctx.key_heads), kept, rest, mask, ctx.scale)
+            grad_q[tile.first : tile.last] = _outputs(dq, tile, heads)
+            for total, part in ((grad_k, dk.transpose(1, 2)), (grad_v, dv.transpose(1, 2))):
                 total[tile.first : tile.last] += _flat(part[:, tile.prefix :], tile)
                 for a, b in tile.families if tile.prefix else ():
                     index = tile.before[a * tile.prefix : (a + 1) * tile.prefix]
@@ -144,35 +161,49 @@ class _TileAttention(torch.autograd.Function):
         return grad_q, grad_k, grad_v, None, None, None
 
 
+def _incoming(grad: Tensor, tile: Tile, key_heads: int) -> Tensor:
+    """Gradient of a tile's outputs, as its queries lie; padding has outputs too, and no gradient."""
+    if tile.slots is None:
+        return _queries(grad, tile, key_heads)
+    padded = grad.new_zeros(tile.rows * tile.size, *grad.shape[1:])
+    padded[tile.slots] = grad[tile.first : tile.last]
+    return _queries(padded, replace(tile, first=0, last=len(padded), pad=None), key_heads)
+
+
 def _tile_backward(
-    tile: Tile, grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor, rest: Any, mask: Tensor, scale: float
+    tile: Tile,
+    grad: Tensor,
+    kept: tuple[Tensor, Tensor, Tensor],
+    rest: Iterator[Tensor],
+    mask: Tensor,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients [B, H, S, E], [B, H, P + S, E] twice, summed over the chunks of queries."""
+    """Gradients of the tile's queries, keys and values, summed over its chunks."""
+    queries, keys, values = kept
     dqs: list[Tensor] = []
     dk: Tensor | None = None
     dv: Tensor | None = None
-    for a in range(0, tile.size, CHUNK):
-        n = min(CHUNK, tile.size - a)
-        end = tile.prefix + a + n
+    for own, end, seen in _chunks(tile, mask):
         out, lse = next(rest), next(rest)
         dq, dk_part, dv_part = _backward(
-            grad[:, :, a : a + n],
-            queries[:, :, a : a + n],
+            grad[:, :, own],
+            queries[:, :, own],
             keys[:, :, :end],
             values[:, :, :end],
             out,
             lse,
             0.0,
             False,
-            attn_mask=_window(mask, tile.prefix + a, n),
+            attn_mask=seen,
             scale=scale,
         )
         dqs.append(dq)
-        if end == keys.shape[2] and dk is None:
+        if dk is None and end == keys.shape[2]:
             dk, dv = dk_part, dv_part
-        else:
-            dk, dv = (torch.zeros_like(keys), torch.zeros_like(values)) if dk is None or dv is None else (dk, dv)
-            dk[:, :, :end] += dk_part
-            dv[:, :, :end] += dv_part
+            continue
+        if dk is None or dv is None:
+            dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
+        dk[:, :, :end] += dk_part
+        dv[:, :, :end] += dv_part
     assert dk is not None and dv is not None
-    return dqs[0] if len(dqs) == 1 else torch.cat(dqs, 2), dk, dv
+    return _join(dqs), dk, dv

@@ -206,7 +206,7 @@ def resume(path: str | Path, steps: str | None = None, display: Display | None =
     with RunDir(path, write=True) as run:
         config = resolve(run.config, str(Path(path) / "config.toml"))
         if steps is not None:
-            config = _extend(config, steps, replan)
+            config = extend(config, steps, replan)
             run.replace_config(dump(config))
         return _run(config, run, display or Display())
 
@@ -301,7 +301,8 @@ def _save(run: RunDir, trainer: Trainer, metrics: Metrics) -> None:
     run.save_checkpoint(trainer.spent["steps"], tensors, state, metrics, retention)
 
 
-def _extend(config: RunConfig, steps: str, replan: bool) -> RunConfig:
+def extend(config: RunConfig, steps: str, replan: bool) -> RunConfig:
+    """The configuration of a run that goes on to `steps`: "+50" more, or "200" in all."""
     try:
         total = config.steps + int(steps[1:]) if steps.startswith("+") else int(steps)
     except ValueError as error:

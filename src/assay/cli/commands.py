@@ -84,8 +84,11 @@ def resume(line: Line) -> int:
         return show_help(page, Resume)
     asked = read(line, Resume, page)
     config = resolve(load(_run_folder(asked.run)), asked.run)
+    from assay.train import extend
     from assay.train import resume as go_on
 
+    config = extend(config, asked.steps, asked.replan) if asked.steps else config
+    show_plan(console(), plan(config, asked.run))
     with _display(config.steps) as display:
         result = go_on(asked.run, asked.steps, display, asked.replan)
     return _finish(result, line.switch("json"))

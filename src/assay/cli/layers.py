@@ -38,12 +38,12 @@ class Request:
         values = {name: getattr(self.config, name) for name in RunConfig.model_fields}
         env = self.model.model_fields["env_args"].annotation
         if isinstance(env, type) and issubclass(env, BaseModel):
-            values["env_args"] = _filled(env, self.config.env_args)
+            values["env_args"] = filled(env, self.config.env_args)
         methods = self.model.model_fields["method_args"].annotation
         if isinstance(methods, type) and issubclass(methods, BaseModel):
             given = {short(name): args for name, args in self.config.method_args.items()}
             inner: dict[str, Any] = {
-                name: _filled(_section(methods, name), given.get(name, {})) for name in methods.model_fields
+                name: filled(section(methods, name), given.get(name, {})) for name in methods.model_fields
             }
             values["method_args"] = methods.model_construct(**inner)
         return self.model.model_construct(**values)
@@ -80,6 +80,8 @@ def _base(line: Line) -> dict[str, Any]:
         path = Path(line.positional[0])
         file = load(path)
         resolve(file, str(path))
+        if path.is_dir():
+            file.pop("out", None)  # a run that is copied goes elsewhere
         base = overlay(adapt(base, file), file)
     return base
 
@@ -167,14 +169,14 @@ def _typed_settings(
     """The keys of `typed` with the settings of environment and methods as numbers, the latter under their full names."""
     typed = dict(typed)
     if "env_args" in typed:
-        settings = _section(model, "env_args")
+        settings = section(model, "env_args")
         typed["env_args"] = _convert(settings, typed["env_args"], base.get("env_args", {}), "env-args")
     if "method_args" in typed:
         full = {short(method): method for method in methods[1:]}
         before = base.get("method_args", {})
         typed["method_args"] = {
             full[name]: _convert(
-                _section(_section(model, "method_args"), name),
+                section(section(model, "method_args"), name),
                 values,
                 before.get(full[name], {}),
                 f"method-args.{name}",
@@ -184,13 +186,14 @@ def _typed_settings(
     return typed
 
 
-def _section(model: type[BaseModel], name: str) -> type[BaseModel]:
-    section = model.model_fields[name].annotation
-    assert isinstance(section, type) and issubclass(section, BaseModel)
-    return section
+def section(model: type[BaseModel], name: str) -> type[BaseModel]:
+    """The model of a nested field."""
+    found = model.model_fields[name].annotation
+    assert isinstance(found, type) and issubclass(found, BaseModel)
+    return found
 
 
-def _filled(model: type[BaseModel], values: dict[str, Any]) -> BaseModel:
+def filled(model: type[BaseModel], values: dict[str, Any]) -> BaseModel:
     """An instance for a help page: a setting without value or default is shown as None."""
     fields = model.model_fields.items()
     return model.model_construct(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -55,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # your own environments and methods are found where you stand
     try:
-        return run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return run(arguments)
     except UserError as error:
         if os.environ.get("ASSAY_TRACEBACK") == "1":
             raise
@@ -69,6 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `assay envs | head`: whoever read has gone, which is no mistake
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: object) -> None:
+    """One line; where in the source it was raised is of no use here."""
+    print(f"assay: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def run(arguments: list[str]) -> int:

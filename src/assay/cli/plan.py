@@ -72,7 +72,7 @@ def plan(config: RunConfig, out: str) -> dict[str, str]:
         "warm start": _warm_start(config),
         "held-out": _evaluation(config),
         "time": _time(config, parameters, environment.horizon),
-        "writes to": out + (" (exists already)" if _occupied(Path(out)) else ""),
+        "writes to": out + (" (there is a run already)" if (Path(out) / "config.toml").exists() else ""),
     }
     return {title: line for title, line in lines.items() if line}
 
@@ -209,7 +209,3 @@ def estimate(config: RunConfig, parameters: int, horizon: int) -> float:
     update = episodes * turns * 4 * answer / TOKENS_PER_S * parameters / 1e6 * config.epochs
     start = config.warm_start.episodes * config.warm_start.passes * turns * 4 * answer / TOKENS_PER_S
     return config.steps * (generation(episodes) + update) + generation(passes) + start + 5.0
-
-
-def _occupied(out: Path) -> bool:
-    return (out / "config.toml").exists()

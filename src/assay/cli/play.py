@@ -14,7 +14,7 @@ from rich.text import Text
 
 from assay.cli.commands import policy_config
 from assay.cli.flags import Help, Line, read, show_help
-from assay.cli.layers import env_model
+from assay.cli.layers import env_model, filled, section
 from assay.config import RunConfig, Section
 from assay.envs.registry import make
 from assay.protocols import SPLITS, UserError
@@ -50,7 +50,7 @@ def play(line: Line) -> int:
     examples = ("play --env countdown", "play --env textworld-cooking --policy me --task 3", "play --policy runs/NAME")
     page = Help("play", "Watch or play one episode.", examples)
     if line.wants_help:
-        return show_help(page, model)
+        return show_help(page, model, _shown(model, config))
     asked: Any = read(line, model, page)
     if asked.split not in SPLITS:
         raise UserError(f"--split {asked.split}: the splits are {', '.join(SPLITS)}")
@@ -74,8 +74,15 @@ def _with_settings(env: str) -> type[Play]:
     settings = env_model(env)
     if not settings.model_fields:
         return Play
-    described = Field(default=None, description=f"Settings of {env}.")
-    return create_model("PlayFlags", __base__=Play, env_args=(settings, described))
+    fields: dict[str, Any] = {"env_args": (settings, Field(default=None, description=f"Settings of {env}."))}
+    return create_model("PlayFlags", __base__=Play, **fields)
+
+
+def _shown(model: type[Play], config: RunConfig) -> Play:
+    if "env_args" not in model.model_fields:
+        return model()
+    filled_in: Any = {"env_args": filled(section(model, "env_args"), config.env_args)}
+    return model.model_construct(**filled_in)
 
 
 def episode(out: Console, env: Any, name: str, split: str, task: int, act: Act, all_actions: bool) -> None:

@@ -19,7 +19,7 @@ from assay.curriculum import Curriculum
 from assay.envs.workers import Pool
 from assay.learner.torch_learner import TorchLearner
 from assay.methods.host import Host
-from assay.model import Network, check_exact, load_model
+from assay.model import Network, check_exact, load_model, load_tokenizer
 from assay.protocols import Method, Reset, Sampling, UserError
 from assay.renderers import ChatRenderer
 from assay.rollout import Driver, Progress
@@ -109,16 +109,9 @@ def _check_fit(config: RunConfig, pool: Pool, renderer: ChatRenderer, length: in
 
 def load_policy(config: RunConfig, path: str | Path | None = None) -> tuple[Network, Any]:
     """(network, tokenizer) of `path`, or of the configuration's model; with an adapter if it asks for one."""
-    from transformers import AutoTokenizer
-
     source = str(path or policy_folder(config.model))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"model {source!r} has no tokenizer that can be loaded: {str(error).splitlines()[0]}"
-        ) from error
-    model: Any = load_model(source, getattr(torch, config.runtime.dtype))
+    tokenizer = load_tokenizer(source)
+    model = load_model(source, getattr(torch, config.runtime.dtype))
     model.to(config.runtime.device)
     if config.lora_rank and not hasattr(model, "peft_config"):
         model = _with_adapter(model, config)

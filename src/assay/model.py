@@ -9,13 +9,17 @@ through its own module; `check_exact` compares with the model's own forward and 
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
 from assay.protocols import UserError
 
@@ -25,6 +29,10 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 FUSED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 PLAIN_ROPE = ("default", "linear", "llama3")  # frequencies that do not depend on the length seen
 EXACT = 2e-4  # largest difference of a log-prob, nats, that fp32 rounding explains
+HUB_TIMEOUT = 5.0  # seconds
+FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]  # from the hub; pickles stay there
+NOT_FETCHED = ["*/*", "consolidated*"]  # other formats of the same weights
+LOADING = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)  # what from_pretrained throws
 
 
 class LayerWeights(NamedTuple):
@@ -129,20 +137,106 @@ def causal(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return mixed[0].transpose(0, 1)
 
 
-def load_model(path: str, dtype: torch.dtype = torch.float32, **options: Any) -> PreTrainedModel:
-    """`AutoModelForCausalLM.from_pretrained` of a local folder or a hub name, remote code off; UserError if it fails."""
+def load_model(path: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    """A causal model in evaluation mode, from a folder, a .gguf file or a hub name: a PreTrainedModel, or a peft model
+    where the folder holds an adapter (its base is loaded from where the adapter says).
+
+    Only safetensors and GGUF are read, never a pickle; code that lies beside the weights is never run. UserError if
+    anything is missing, so that no weight is ever left random in silence.
+    """
     from transformers import AutoModelForCausalLM
 
+    source, where = _locate(path)
+    if (Path(source) / "adapter_config.json").is_file():
+        return _load_adapter(Path(source), dtype)
+    loader: Any = AutoModelForCausalLM
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"model {path!r} cannot be loaded: {_first_line(error)}") from error
-    if hasattr(model, "hf_quantizer"):  # a GGUF file is de-quantised on loading; say so, or it cannot be saved
+        model, report = loader.from_pretrained(
+            source, dtype=dtype, trust_remote_code=False, use_safetensors=True, output_loading_info=True,
+            **where, **options,
+        )  # fmt: skip
+    except LOADING as error:
+        raise UserError(f"model {path!r} cannot be loaded: {_reason(error)}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise UserError(f"model {path!r} cannot be loaded: its files lack {len(missing)} weights, {missing[0]!r} first")
+    if "gguf_file" in where:  # de-quantised on loading; say so, or it cannot be saved
         model.hf_quantizer, model.is_quantized = None, False
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-    loaded: PreTrainedModel = model.eval()
-    return loaded
+        model.config.__dict__.pop("quantization_config", None)
+    elif getattr(model.config, "quantization_config", None):
+        raise UserError(f"model {path!r} is quantised: its weights cannot be trained; use the folder it was made from")
+    model.name_or_path = str(Path(path).resolve()) if Path(path).exists() else path  # an adapter notes it as its base
+    return model.eval()
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a folder, a .gguf file or a hub name; UserError if there is none."""
+    from transformers import AutoTokenizer
+
+    source, where = _locate(path)
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **where)
+    except (*LOADING, TypeError, AttributeError) as error:  # the last two: its files are not what their names say
+        raise UserError(f"model {path!r} has no tokenizer that can be loaded: {_reason(error)}") from error
+
+
+def _locate(path: str) -> tuple[str, dict[str, Any]]:
+    """A local folder and options for `from_pretrained`. What a hub name stands for is fetched into the hub's cache, or
+    found there; the hub is asked once, briefly: left alone, its client tries for minutes where there is no network."""
+    from huggingface_hub import snapshot_download
+
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return str(place), {}
+    if place.suffix == ".gguf" and place.is_file():
+        return str(place.parent), {"gguf_file": place.name}
+    if place.exists() or place.suffix == ".gguf" or path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise UserError(f"model {path!r} is no folder: give a folder with config.json, a .gguf file or a hub name")
+    local = not _hub_answers()
+    try:
+        folder = snapshot_download(path, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED, local_files_only=local)
+    except (OSError, ValueError) as error:
+        reason = "the hub cannot be reached: check the network, or give the path of a folder"
+        raise UserError(f"model {path!r} is no folder here, and {reason if local else _first_line(error)}") from error
+    return folder, {}
+
+
+def _hub_answers() -> bool:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_TIMEOUT).close()
+    except urllib.error.HTTPError:  # it answered
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _load_adapter(folder: Path, dtype: torch.dtype) -> Any:
+    try:
+        from peft import PeftConfig, PeftModel
+    except ImportError as error:
+        raise UserError(f"model {str(folder)!r} is an adapter, which needs peft: pip install 'assay[lora]'") from error
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise UserError(f"model {str(folder)!r} has an adapter_config.json but no adapter_model.safetensors")
+    try:
+        base = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+        return PeftModel.from_pretrained(load_model(str(base), dtype), str(folder), is_trainable=True).eval()
+    except LOADING as error:
+        raise UserError(f"adapter {str(folder)!r} cannot be loaded: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """First line of what transformers says, or its meaning."""
+    text = _first_line(error)
+    if "no file named model.safetensors" in text:
+        return "its folder has no model.safetensors (pickled .bin weights are not read: save it with safetensors)"
+    if "ignore_mismatched_sizes" in text:
+        return "the shapes of its weights are not those of its config.json"
+    return text
 
 
 def check_exact(network: Network, length: int = 48) -> None:

@@ -22,6 +22,10 @@ MARKS = ["@goal@", "@seen0@", "@said0@", "@seen1@", "@said1@", "@seen2@", "@said
 THINKING = ("off", "keep")
 
 
+class _Moved(Exception):
+    """A template that writes the system message elsewhere than at the start."""
+
+
 class ChatRenderer:
     """Prompt, template, stops and limits of one environment for one model (protocols.Renderer).
 
@@ -45,6 +49,12 @@ class ChatRenderer:
         self._cache: dict[str, list[str]] = {}
         texts = self._pieces("")
         self.header = self._encode(texts[2])
+        self._thinks = texts[2].rpartition("<think>")[1] != "" and "</think>" not in texts[2].rpartition("<think>")[2]
+        if self._thinks and thinking == "off":
+            raise UserError(
+                f"the chat template of {tokenizer.name_or_path!r} opens a thinking block in every answer: "
+                "use thinking = 'keep', with a max_turn_tokens that a thought fits into"
+            )
         closing, opening = _split_closing(texts[3], tokenizer)
         self._closing, self._opening = self._encode(closing), self._encode(opening)
         self._opening_text = opening
@@ -83,6 +93,8 @@ class ChatRenderer:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         if "</think>" in text:
             text = text.rpartition("</think>")[2]
+        elif self._thinks or text.lstrip().startswith("<think>"):  # cut off while it was thinking: it did not act
+            text = ""
         return text.strip()
 
     def answer(self, action: str) -> Ids:
@@ -117,12 +129,17 @@ class ChatRenderer:
         task = f"{instructions}\n{goal}" if instructions else goal
         messages = [{"role": "system", "content": task}]
         messages += [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
+        merged = [{"role": "user", "content": f"{task}\n\n{turns[0]}"}, *messages[2:]]
         try:
             return self._template(messages)
-        except TemplateError:  # no system role: the task opens the first user message
-            messages = messages[1:]
-            messages[0]["content"] = f"{task}\n\n{messages[0]['content']}"
-            return self._template(messages)
+        except (TemplateError, _Moved):  # no system role, or one that wanders: the task opens the first user message
+            pass
+        try:
+            return self._template(merged)
+        except (TemplateError, _Moved) as error:
+            raise UserError(
+                f"the chat template of {self.tokenizer.name_or_path!r} cannot be spliced exactly: {error}"
+            ) from error
 
     def _template(self, messages: list[dict[str, str]]) -> str:
         """The conversation, its answers' headers as `add_generation_prompt` writes them."""
@@ -134,6 +151,8 @@ class ChatRenderer:
                 raise UserError(
                     f"the chat template of {name!r} drops or repeats messages: it cannot be spliced exactly"
                 )
+        if sorted(MARKS, key=text.index) != MARKS:
+            raise _Moved("it writes messages in another order")
         pieces = _cut(text)
         if pieces[3] != pieces[5]:
             raise UserError(f"the chat template of {name!r} rewrites earlier turns: it cannot be spliced exactly")

@@ -142,5 +142,5 @@ def test_a_saved_model_loads_and_a_missing_one_is_one_sentence(tmp_path):
     model.save_pretrained(tmp_path / "m")
     loaded = load_model(str(tmp_path / "m"))
     assert not loaded.training and torch.equal(loaded.lm_head.weight, model.lm_head.weight)
-    with pytest.raises(UserError, match="none. (is no folder|cannot be loaded)"):
+    with pytest.raises(UserError, match=r"none. (is no folder|cannot be loaded)"):
         load_model(str(tmp_path / "none"))

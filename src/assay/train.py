@@ -380,7 +380,7 @@ def _mean_of(updates: Sequence[Metrics]) -> Metrics:
     metrics: Metrics = {"updates": float(len(updates))}
     for name in updates[0] if updates else ():
         values = [u[name] for u in updates if name in u]
-        metrics[name] = float(np.sum(values) if name.startswith("tokens_") else np.mean(values))
+        metrics[name] = float(np.sum(values) if name.startswith(("tokens_", "updates_", "rows_")) else np.mean(values))
     return metrics
 
 

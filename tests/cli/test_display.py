@@ -17,7 +17,15 @@ RATE = {"success": 0.25, "low": 0.2, "high": 0.31, "n": 200, "outcomes": {"succe
 
 
 def metrics(step: int, **more: float) -> dict[str, float]:
-    return {"step": step, "success": 0.5, "reward": 0.5, "entropy": 1.25, "clip_low": 0.01, "clip_high": 0.02, **more}
+    return {
+        "step": step,
+        "success": 0.5,
+        "reward": 0.5,
+        "entropy": 1.25,
+        "clip_low_per_trained_token": 0.01,
+        "clip_high": 0.02,
+        **more,
+    }
 
 
 def timings(seconds: float) -> dict[str, float]:
@@ -40,7 +48,7 @@ def play(terminal: bool) -> str:
     display.evaluated("before", {"sampled": RATE, "ood": {"greedy": RATE}})
     for step in (1, 2, 3):
         display.step(metrics(step), timings(60.0))
-    display.step(metrics(4, environment_errors=2, outcome_cut=3, approx_kl=0.125), timings(60.0))
+    display.step(metrics(4, environment_errors=2, outcome_cut=3, approx_kl_per_trained_token=0.125), timings(60.0))
     display.close()
     return out.getvalue()
 

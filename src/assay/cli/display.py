@@ -29,7 +29,7 @@ TROUBLE = {  # metric -> what it counts
     "environment_errors": "environment errors (never learnt from)",
     "outcome_cut": "episodes cut by a token limit",
     "dropped_groups": "groups dropped",
-    "skipped": "updates skipped: not finite",
+    "updates_skipped": "updates skipped (not finite)",
 }
 
 
@@ -167,16 +167,20 @@ def _number(metrics: Mapping[str, float], name: str, form: str) -> str:
 
 
 def _kl(metrics: Mapping[str, float]) -> str:
-    """To the reference where there is one, else to the policy that sampled."""
-    for name in ("kl", "approx_kl"):
-        if name in metrics:
-            return f"{metrics[name]:.4f}"
-    return "-"
+    """To the reference where there is one, else to the policy that sampled; nats a trained token."""
+    found = [value for name in ("kl", "ref_kl", "approx_kl") if (value := _policy(metrics, name)) is not None]
+    return f"{found[0]:.4f}" if found else "-"
 
 
 def _clip(metrics: Mapping[str, float]) -> str:
-    names = [name for name in ("clip_low", "clip_high", "clip_dual") if name in metrics]
-    return f"{sum(metrics[name] for name in names):.1%}" if names else "-"
+    names = ("clip_low", "clip_high", "clip_dual")
+    found = [value for name in names if (value := _policy(metrics, name)) is not None]
+    return f"{sum(found):.1%}" if found else "-"
+
+
+def _policy(metrics: Mapping[str, float], name: str) -> float | None:
+    """A mean over the policy's tokens; the learner's are over trained ones and say so in their names."""
+    return metrics.get(f"{name}_per_trained_token", metrics.get(name))
 
 
 def _shares(timings: Mapping[str, float]) -> str:

@@ -74,7 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _warn(message: Warning | str, category: type[Warning], *_: object) -> None:
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
+) -> None:
     """One line; where in the source it was raised is of no use here."""
     print(f"assay: warning: {' '.join(str(message).split())}", file=sys.stderr)
 

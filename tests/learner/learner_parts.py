@@ -41,7 +41,7 @@ def model(name: str = "llama", seed: int = 0) -> Any:
         )
     with torch.no_grad():  # default initialisation is so flat that errors would hide
         for p in built.parameters():
-            p.mul_(3.0) if p.dim() > 1 else p.add_(0.1 * torch.randn_like(p))
+            p.mul_(3.0) if p.dim() > 1 else p.add_(0.6 * torch.randn_like(p))  # some norm weights below 0
     return built.eval()
 
 

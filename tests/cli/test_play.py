@@ -48,7 +48,7 @@ def test_the_keyboard_plays_with_numbers_or_words_and_may_leave(capsys: Text, mo
 def test_a_number_that_is_itself_an_action_is_that_action(capsys: Text, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     monkeypatch.setattr("sys.stdin", io.StringIO("50\n"))
-    assert main(["play", "--env", "examples.my_env:MyEnv", "--policy", "me"]) == 0
+    assert main(["play", "--env", "examples.my_env:MyEnv", "--env-args.width", "60", "--policy", "me"]) == 0
     assert "   > 50" in capsys.readouterr().out
 
 

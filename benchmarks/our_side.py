@@ -72,9 +72,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         records, tasks = [], []
         for _ in range(options.warmup + options.steps):
             cpu = cpu_s()
-            _, timings, batch = trainer.step()
+            metrics, timings, batch = trainer.step()
             tasks += [group.task.id for group in batch.groups]
             record = {**counts_of(batch), "cpu_s": cpu_s() - cpu, "collect_s": timings["total_s"]}
+            record |= {"trained_tokens": int(metrics["tokens_trained"])}
             records.append({**record, "step_s": timings["step_s"], "update_s": timings["update_s"]})
     finally:
         bench.close()

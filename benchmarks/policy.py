@@ -7,7 +7,10 @@ probability, </tool_call> and <|end|>, each ahead of every other token by about 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -52,12 +55,12 @@ def make_policy(folder: Path, seed: int = 0) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _bind(model: LlamaForCausalLM, token_id) -> None:
+def _bind(model: Any, token_id: Callable[[str], Any]) -> None:
     """Each token of a stage is followed by one of the next stage, evenly."""
     stages = [["<|assistant|>"], [CALL[0]], ACTIONS, [CALL[1]], ["<|end|>"]]
     ids = [torch.tensor([token_id(token) for token in stage]) for stage in stages]
     with torch.no_grad():
-        for axis, (now, following) in enumerate(zip(ids, ids[1:], strict=False)):
+        for axis, (now, following) in enumerate(pairwise(ids)):
             spike = torch.zeros(WIDTH)
             spike[axis] = 1.0
             model.model.embed_tokens.weight[now] = SPIKE * spike

@@ -113,7 +113,7 @@ def load_policy(config: RunConfig, path: str | Path | None = None) -> tuple[Netw
     tokenizer = load_tokenizer(source)
     model = load_model(source, getattr(torch, config.runtime.dtype))
     model.to(config.runtime.device)
-    if config.lora_rank and not hasattr(model, "peft_config"):
+    if config.lora_rank:
         model = _with_adapter(model, config)
     network = Network(model)
     check_exact(network)
@@ -195,12 +195,23 @@ def _instructions(config: RunConfig, tokenizer: Any, pool: Pool) -> str:
 
 
 def _with_adapter(model: Any, config: RunConfig) -> Any:
+    """A fresh adapter around the model, or the one that it has already."""
+    if hasattr(model, "peft_config"):
+        rank = model.peft_config[model.active_adapter].r
+        if rank != config.lora_rank:
+            raise UserError(f"model {config.model!r} is an adapter of rank {rank}, and lora_rank is {config.lora_rank}")
+        return model
     try:
         from peft import LoraConfig, get_peft_model
+        from transformers.pytorch_utils import Conv1D
     except ImportError as error:
         raise UserError("lora_rank needs peft: pip install 'assay[lora]'") from error
     settings = LoraConfig(
-        r=config.lora_rank or 0, lora_alpha=config.lora_alpha, target_modules=LORA_TARGETS, task_type="CAUSAL_LM"
+        r=config.lora_rank or 0,
+        lora_alpha=config.lora_alpha,
+        target_modules=LORA_TARGETS,
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2's transposed weights
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

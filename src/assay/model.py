@@ -191,13 +191,14 @@ def _locate(path: str) -> tuple[str, dict[str, Any]]:
     if place.suffix == ".gguf" and place.is_file():
         return str(place.parent), {"gguf_file": place.name}
     if place.exists() or place.suffix == ".gguf" or path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise UserError(f"model {path!r} is no folder: give a folder with config.json, a .gguf file or a hub name")
+        raise UserError(f"model {path!r} cannot be loaded: give a folder with config.json, a .gguf file or a hub name")
     local = not _hub_answers()
     try:
         folder = snapshot_download(path, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED, local_files_only=local)
     except (OSError, ValueError) as error:
-        reason = "the hub cannot be reached: check the network, or give the path of a folder"
-        raise UserError(f"model {path!r} is no folder here, and {reason if local else _first_line(error)}") from error
+        unreachable = "the hub cannot be reached: check the network, or give the path of a folder"
+        reason = unreachable if local else _first_line(error)
+        raise UserError(f"model {path!r} cannot be loaded: it is no folder here, and {reason}") from error
     return folder, {}
 
 

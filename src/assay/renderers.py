@@ -9,7 +9,7 @@ spliced and is refused by name. Text of the environment can never become a contr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2.exceptions import TemplateError
@@ -20,6 +20,16 @@ from assay.trace import Ids, Provenance
 
 MARKS = ["@goal@", "@seen0@", "@said0@", "@seen1@", "@said1@", "@seen2@", "@said2@"]
 THINKING = ("off", "keep")
+
+
+class Pieces(NamedTuple):
+    """The fixed texts of a conversation."""
+
+    start: str  # before the goal
+    opening: str  # between the goal and the first observation
+    header: str  # between an observation and its answer, as `add_generation_prompt` writes it
+    lead: str  # what history has between that header and the answer's text: a space, or nothing
+    between: str  # between an answer and the next observation
 
 
 class _Moved(Exception):
@@ -46,27 +56,27 @@ class ChatRenderer:
             )
         self.tokenizer, self.instructions, self.thinking = tokenizer, instructions, thinking
         self.modes = dict(modes or {})
-        self._cache: dict[str, list[str]] = {}
+        self._cache: dict[str, Pieces] = {}
         texts = self._pieces("")
-        self.header = self._encode(texts[2])
-        self._thinks = texts[2].rpartition("<think>")[1] != "" and "</think>" not in texts[2].rpartition("<think>")[2]
+        self.header, self._lead = self._encode(texts.header), texts.lead
+        self._thinks = texts.header.rfind("<think>") > texts.header.rfind("</think>")  # answers begin inside a block
         if self._thinks and thinking == "off":
             raise UserError(
                 f"the chat template of {tokenizer.name_or_path!r} opens a thinking block in every answer: "
                 "use thinking = 'keep', with a max_turn_tokens that a thought fits into"
             )
-        closing, opening = _split_closing(texts[3], tokenizer)
+        closing, opening = _split_closing(texts.between, tokenizer)
         self._closing, self._opening = self._encode(closing), self._encode(opening)
         self._opening_text = opening
-        self.windows = texts[1].endswith(opening)  # the prompt is a message of its own: any turn can follow it
+        self.windows = texts.opening.endswith(opening)  # the prompt is a message of its own: any turn can follow it
         self.stop_ids = _stop_ids(tokenizer, self._closing)
         self.stop_strings: tuple[str, ...] = ()
 
     def prompt(self, goal: str, mode: str = "") -> tuple[Ids, NDArray[np.uint8]]:
         """The fixed prompt: (ids, provenance)."""
         texts = self._pieces(mode)
-        end = texts[1].removesuffix(self._opening_text) if self.windows else texts[1]
-        parts = [(texts[0], Provenance.TEMPLATE), (goal, Provenance.ENVIRONMENT), (end, Provenance.TEMPLATE)]
+        end = texts.opening.removesuffix(self._opening_text) if self.windows else texts.opening
+        parts = [(texts.start, Provenance.TEMPLATE), (goal, Provenance.ENVIRONMENT), (end, Provenance.TEMPLATE)]
         return self._join(parts)
 
     def observation(self, text: str, first: bool) -> tuple[Ids, NDArray[np.uint8]]:
@@ -99,7 +109,7 @@ class ChatRenderer:
 
     def answer(self, action: str) -> Ids:
         """Ids of an answer that code gives (a demonstration), with the template's end token."""
-        return np.concatenate([self._encode(action, plain=True), self._closing[:1]]).astype(np.int32)
+        return np.concatenate([self._encode(self._lead + action, plain=True), self._closing[:1]]).astype(np.int32)
 
     def decode(self, ids: Ids) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -115,16 +125,14 @@ class ChatRenderer:
         ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=plain) if text else []
         return np.asarray(ids, np.int32)
 
-    def _pieces(self, mode: str) -> list[str]:
-        """Texts around the markers: before the goal, before the first observation, headers and closings of three turns."""
+    def _pieces(self, mode: str) -> Pieces:
         if mode not in self._cache:
             if mode and mode not in self.modes:
                 raise UserError(f"prompt mode {mode!r} does not exist: there are {sorted(self.modes)}")
-            instructions = "\n\n".join(t for t in (self.modes.get(mode, ""), self.instructions) if t)
-            self._cache[mode] = _cut(self._render(instructions))
+            self._cache[mode] = self._render("\n\n".join(t for t in (self.modes.get(mode, ""), self.instructions) if t))
         return self._cache[mode]
 
-    def _render(self, instructions: str) -> str:
+    def _render(self, instructions: str) -> Pieces:
         goal, turns = MARKS[0], MARKS[1:]
         task = f"{instructions}\n{goal}" if instructions else goal
         messages = [{"role": "system", "content": task}]
@@ -141,8 +149,8 @@ class ChatRenderer:
                 f"the chat template of {self.tokenizer.name_or_path!r} cannot be spliced exactly: {error}"
             ) from error
 
-    def _template(self, messages: list[dict[str, str]]) -> str:
-        """The conversation, its answers' headers as `add_generation_prompt` writes them."""
+    def _template(self, messages: list[dict[str, str]]) -> Pieces:
+        """The conversation cut at the markers."""
         options = {"tokenize": False, "enable_thinking": self.thinking == "keep"}
         name = self.tokenizer.name_or_path
         text: str = self.tokenizer.apply_chat_template(messages, **options)
@@ -157,8 +165,9 @@ class ChatRenderer:
         if pieces[3] != pieces[5]:
             raise UserError(f"the chat template of {name!r} rewrites earlier turns: it cannot be spliced exactly")
         asked: str = self.tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **options)
-        pieces[2] = asked.partition(MARKS[5])[2]
-        return "".join(text for pair in zip(pieces, [*MARKS, ""], strict=True) for text in pair)
+        header = asked.partition(MARKS[5])[2]
+        lead = pieces[2].removeprefix(header) if pieces[2].startswith(header) else ""
+        return Pieces(pieces[0], pieces[1], header, lead, pieces[3])
 
 
 def _cut(text: str) -> list[str]:

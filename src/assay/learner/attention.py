@@ -29,6 +29,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 def tile_attention(tiles: list[Tile], device: torch.device) -> Attend:
     """The `attend` of `Network.hidden` for a pack's tiles."""
     longest = max(tile.prefix + tile.size for tile in tiles)
+    tiles = [tile.to(device) for tile in tiles]
     bands: dict[int, Tensor] = {}
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -62,6 +62,10 @@ class Tile:
     slots: Tensor | None  # int64 [last - first] where each own token stands in the padded tile
     before: Tensor  # int64 [B * P] flat tokens before each segment
     families: tuple[tuple[int, int], ...]  # (a, b): segments a..b have the same tokens before them
+
+    def to(self, device: torch.device) -> Tile:
+        pad, slots = (None if t is None else t.to(device) for t in (self.pad, self.slots))
+        return replace(self, pad=pad, slots=slots, before=self.before.to(device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

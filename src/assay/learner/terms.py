@@ -137,7 +137,7 @@ def _policy(term: Term, computed: Computed) -> Tensor:
     names: dict[str, int] = {}
     lengths = [len(row.at) for row in rows]
     codes = [names.setdefault(f"{row.trace.key}/{row.view}", len(names)) for row in rows]
-    constants = {name: _expand(term, rows, name) for name in term.stream.constants if name not in OURS}
+    constants = {name: _expand(term, rows, name, logprobs.device) for name in term.stream.constants if name not in OURS}
     try:
         loss, metrics = losses.policy_loss(
             term.gate,
@@ -199,12 +199,13 @@ def _value(term: Term, computed: Computed) -> Tensor:
     )
 
 
-def _expand(term: Term, rows: list[Row], name: str) -> Any:
+def _expand(term: Term, rows: list[Row], name: str, device: torch.device) -> Any:
     """A constant for a pack's tokens: the number itself, or the rows' numbers repeated."""
     value = term.stream.constants[name]
     if not isinstance(value, np.ndarray):
         return value
-    return torch.as_tensor(np.repeat([value[term.place[id(row)]] for row in rows], [len(row.at) for row in rows]))
+    each = np.repeat([value[term.place[id(row)]] for row in rows], [len(row.at) for row in rows])
+    return torch.as_tensor(each, dtype=torch.float32, device=device)
 
 
 def _column(rows: list[Row], name: str, device: torch.device) -> Tensor:

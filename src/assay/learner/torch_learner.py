@@ -172,7 +172,9 @@ class TorchLearner:
         at = np.cumsum([len(row.at) for row in part.rows])[:-1]
         rows = zip(part.rows, *(np.split(x.cpu().numpy(), at) for x in (sources, heats)), strict=True)
         for row, source, temperature in rows if wide else ():
-            full = full_logprobs(network, hidden, torch.as_tensor(source), torch.as_tensor(temperature))
+            full = full_logprobs(
+                network, hidden, *(torch.as_tensor(x, device=hidden.device) for x in (source, temperature))
+            )
             if wide[0] == "target:full":
                 row.columns["target"] = full.cpu().numpy()
                 continue

@@ -247,7 +247,11 @@ class Learner(Protocol):
     """Owns the weights and the optimiser."""
 
     version: int  # optimiser steps done
-    provides: frozenset[str]  # needs that `score` can fill: "old_logprob", "ref_logprob", "entropy", "value", "target"
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Needs that `score` can fill: "old_logprob", "ref_logprob", "entropy", "value", "target"."""
+        ...
 
     def score(self, rows: Sequence[Row], needs: frozenset[str], temperature: float = 1.0) -> None:
         """Writes each need as a column of every row, without gradient."""

@@ -3,7 +3,7 @@
 Keys of metrics.jsonl that it knows (each may be missing; all other numbers get a small chart at the end):
     success success_low success_high episodes      training success of the step's episodes, with its interval
     iid_success iid_low iid_high                   held-out success measured between steps
-    reward entropy kl clip_low clip_high grad_norm turns invalid_actions
+    reward entropy grad_norm turns invalid_actions, {ref_kl,approx_kl,clip_low,clip_high}_per_trained_token
     kept_groups dropped_groups surplus_groups      what `keep` did
     generated_tokens extra_tokens environment_errors
     outcome_success outcome_failure outcome_horizon outcome_cut outcome_environment_error
@@ -40,13 +40,21 @@ from assay.transcripts import episode, paired_examples
 CURVES = (  # title, keys of its lines, what to read it as
     ("Reward per episode", ("reward",), ""),
     ("Entropy", ("entropy",), "nats per sampled token"),
-    ("KL to the reference", ("kl",), "nats per token"),
-    ("Clipped tokens", ("clip_low", "clip_high"), "share beyond the lower and the upper bound"),
+    (
+        "KL",
+        ("ref_kl_per_trained_token", "approx_kl_per_trained_token"),
+        "to the reference and to the sampling policy, nats per trained token",
+    ),
+    (
+        "Clipped tokens",
+        ("clip_low_per_trained_token", "clip_high_per_trained_token"),
+        "share beyond the lower and the upper bound",
+    ),
     ("Gradient norm", ("grad_norm",), "before clipping"),
     ("Turns per episode", ("turns",), ""),
     ("Invalid actions", ("invalid_actions",), "share of turns"),
 )
-SHARES = ("clip_low", "clip_high", "invalid_actions")  # axis in per cent
+SHARES = ("clip_low_per_trained_token", "clip_high_per_trained_token", "invalid_actions")  # axis in per cent
 TIMES = {"model_s": "model", "env_wait_s": "environment", "update_s": "update"}
 OUTCOMES = {  # key -> name, colour of the page
     "outcome_success": ("success", "good"),

@@ -17,6 +17,7 @@ from assay.learner.terms import prepare
 from assay.learner.torch_learner import TorchLearner
 from assay.model import Network
 from assay.rows import Row, Stream
+from assay.trace import Outcome
 
 DENOMINATORS = ("token", "sequence", "turn", "episode", "group", "constant")
 
@@ -329,3 +330,21 @@ def test_value_stream_trains_the_head_and_only_the_head_when_detached() -> None:
 
 
 COLUMNS = ("old_logprob", "advantage")
+
+
+@pytest.mark.parametrize("layout", ["append", "window(1)"])
+def test_a_cut_trace_has_the_value_of_its_final_context(layout: str) -> None:
+    built = model()
+    made = [replace(t, outcome=Outcome.CUT) if t.rollout == 1 else t for t in traces()]
+    rows = rows_of(made, layout)
+    learner = build(built, value_head=True)
+    torch.manual_seed(3)
+    torch.nn.init.normal_(learner.value_head.weight)  # type: ignore[union-attr]
+    learner.score(rows, frozenset({"value"}))
+    head = learner.value_head.weight.detach()[0]  # type: ignore[union-attr]
+    for row in rows:
+        last = row.trace.outcome is Outcome.CUT and row.turns[-1] == len(row.trace.turns) - 1
+        assert ("final_value" in row.columns) == last
+        if last:
+            states = built.model(torch.from_numpy(row.ids.astype(np.int64))[None]).last_hidden_state[0]
+            np.testing.assert_allclose(row.columns["final_value"], (states[-1] @ head).detach()[None], atol=2e-5)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from assay.model import LayerWeights, Network
 from assay.protocols import Metrics, UserError
 from assay.rows import Row, Stream
 from assay.schedules import SCHEDULES
+from assay.trace import Outcome
 
 CPU_PACK = 2048  # tokens; in longer forwards the activations of a small model leave the core's cache
 TOP_K = (8, 16, 20, 32, 64, 100)  # how many tokens a "target:topK" may name
@@ -140,6 +141,8 @@ class TorchLearner:
             )
         if not needs:
             return
+        if "value" in needs:
+            self._score_final(rows, temperature)
         heat = {id(row): row.trace.temperature or temperature for row in rows}
         own = needs - {"ref_logprob"}
         for network, wanted in ((self.network, own), (self.reference or self.network, needs & {"ref_logprob"})):
@@ -150,6 +153,28 @@ class TorchLearner:
                 weights = fused.TrainingWeights(network).leaves if network.fused else None
                 for part in pack(rows, self.tokens_per_forward, share=self.share):
                     self._score_pack(network, weights, part, wanted, heat)
+
+    def _score_final(self, rows: Sequence[Row], temperature: float) -> None:
+        """Column "final_value" [1] of the last row of each `cut` trace: the value of all that it has, which stands for
+        what would have followed. (A row is read before its last token only: a token behind it makes that a target.)"""
+        last = {row.trace.key: row for row in rows if row.trace.outcome is Outcome.CUT}
+        ends = [
+            replace(
+                row,
+                ids=np.append(row.ids, np.int32(0)),
+                provenance=np.append(row.provenance, row.provenance[-1:]),
+                at=np.array([len(row.ids)], np.int32),
+                turns=row.turns[-1:],
+                columns={},
+            )
+            for row in last.values()
+        ]
+        heat = {id(end): temperature for end in ends}
+        weights = fused.TrainingWeights(self.network).leaves if self.network.fused else None
+        for part in pack(ends, self.tokens_per_forward, share=self.share):
+            self._score_pack(self.network, weights, part, frozenset({"value"}), heat)
+        for row, end in zip(last.values(), ends, strict=True):
+            row.columns["final_value"] = end.columns["value"]
 
     def _score_pack(
         self,

@@ -43,6 +43,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run."""
     out = tmp_path_factory.mktemp("straight") / "run"
     train(settings(out))
+    assert sum(m["tokens_trained"] for m in RunDir(out).read_metrics()) > 0, "nothing was learnt: nothing is compared"
     return out
 
 

@@ -8,7 +8,18 @@ from importlib import metadata
 from pathlib import Path
 
 CORE = ["assay", "peft"]
-DEV = ["textworld", "tensorboard", "wandb", "trackio", "pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter"]
+DEV = [
+    "textworld",
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "pytest",
+    "pytest-xdist",
+    "hypothesis",
+    "ruff",
+    "mypy",
+    "import-linter",
+]
 
 
 def closure(roots: list[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.trace import POLICY, Group, Ids, Provenance, Trace
+from assay.trace import POLICY, Group, Ids, Provenance, Trace, among
 
 Column = NDArray[np.float32]
 
@@ -128,7 +128,7 @@ def _row(trace: Trace, turn: int, first: int, end: int, view: str, targets: Sequ
         else:
             block_ids, block_provenance = block.block()
         if turn in (-1, t):
-            policy = np.flatnonzero(np.isin(block.provenance, targets)) + length + len(block.context_ids)
+            policy = np.flatnonzero(among(block.provenance, targets)) + length + len(block.context_ids)
             at.append(policy.astype(np.int32))
             turns.append(np.full(len(policy), t, np.int32))
         ids.append(block_ids)
@@ -153,5 +153,5 @@ def sampler_column(row: Row, name: str) -> Column:
     parts = []
     for t in turns:
         turn = row.trace.turns[t]
-        parts.append(getattr(turn, name)[np.isin(turn.provenance, targets)])
+        parts.append(getattr(turn, name)[among(turn.provenance, targets)])
     return np.concatenate(parts).astype(np.float32)

@@ -10,6 +10,7 @@ None is not zero: NaN in `logprobs` or `entropies` means "not known, or the toke
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -43,6 +44,13 @@ class Provenance(IntEnum):
 
 
 POLICY = (Provenance.SAMPLED, Provenance.GRAFTED, Provenance.HINTED)
+
+
+def among(provenance: NDArray[np.uint8], wanted: Iterable[int]) -> NDArray[np.bool_]:
+    """bool [N]: which of [N] provenances are wanted. Asked once a turn, where `np.isin` costs ten times as much."""
+    table = np.zeros(256, np.bool_)
+    table[list(wanted)] = True
+    return table[provenance]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +143,7 @@ class Trace:
     @property
     def sampled_tokens(self) -> int:
         """Tokens of the policy in this trace (SAMPLED, GRAFTED, HINTED)."""
-        return int(sum(np.isin(turn.provenance, POLICY).sum() for turn in self.turns))
+        return int(sum(among(turn.provenance, POLICY).sum() for turn in self.turns))
 
     @property
     def length(self) -> int:

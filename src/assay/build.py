@@ -134,10 +134,14 @@ def policy_folder(name: str) -> str:
     return name
 
 
+def needs_reference(config: RunConfig) -> bool:
+    """Does the KL need a second model? An adapter's reference is the model without it."""
+    return config.slots.kl != "none" and config.slots.kl_coefficient > 0 and not config.lora_rank
+
+
 def build_learner(config: RunConfig, network: Network, failures: Path | None) -> TorchLearner:
     """The learner of the RL phase: a fresh optimiser; a frozen copy as reference where the KL needs one."""
-    needs_reference = config.slots.kl != "none" and config.slots.kl_coefficient > 0 and not config.lora_rank
-    reference = Network(copy.deepcopy(network.model)) if needs_reference else None
+    reference = Network(copy.deepcopy(network.model)) if needs_reference(config) else None
     return TorchLearner(
         network,
         learning_rate=config.learning_rate,

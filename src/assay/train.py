@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.build import Bench, build, build_curriculum, build_learner, build_methods
+from assay.build import Bench, build, build_curriculum, build_learner, build_methods, needs_reference
 from assay.checkpoints import Retention
 from assay.config import RunConfig, default_out, dump, resolve
 from assay.evaluate import evaluate, evaluate_all
@@ -238,6 +238,7 @@ def _phases(
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
         run.cut_back(-1)
+    if checkpoint is None or needs_reference(config):  # the reference is the policy that RL started from
         started = warm_start(bench, display)
         bench.sampler.load(build_learner(config, bench.network, None))
     trainer = Trainer(bench, build_learner(config, bench.network, run.path / "failures"), display)
@@ -297,7 +298,8 @@ def _evaluate_into(run: RunDir, when: str, bench: Bench, display: Display, more:
 
 def _save(run: RunDir, trainer: Trainer, metrics: Metrics) -> None:
     tensors, state = trainer.state()
-    retention = Retention(trainer.config.runtime.keep_checkpoints)
+    best = "iid_success" if "iid_success" in metrics else "success"
+    retention = Retention(trainer.config.runtime.keep_checkpoints, best)
     run.save_checkpoint(trainer.spent["steps"], tensors, state, metrics, retention)
 
 

@@ -5,8 +5,9 @@
     python benchmarks/step.py --json          one JSON object on standard output
 
 Same environment, policy, tasks and counts of tokens on both sides (asserted for every step), fp32, AdamW, one thread, each
-side in a process of its own, pairs alternating, one warm-up step each. A speed-up is the median over pairs. Beside wall
-time stands processor time, which a busy machine disturbs less.
+side in a process of its own, pairs alternating, one warm-up step each. A speed-up is the median over pairs; a pair in which
+either side waited for the processor (wall time over DISTURBED times its processor time) counts only if all did, and the
+report says how many are left. Beside wall time stands processor time, which a busy machine disturbs less.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PEER = HERE / ".venv-trl"
 REQUIREMENTS = HERE / "requirements-trl.txt"
 COUNTS = ("episodes", "turns", "sampled_tokens", "other_tokens")
 GRID_TURNS, GRID_ROLLOUTS = (5, 10, 20, 40), (1, 8, 32)
+DISTURBED = 1.25
 GRID_TURN = 5  # turns while the group size varies
 
 
@@ -115,7 +117,7 @@ def compare(turns: int, options: argparse.Namespace, model: dict[str, Any], peer
     return result
 
 
-def _pair(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
+def _pair(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     mine, peer = (
         {name: statistics.median(step[name] for step in side["steps"]) for name in ("step_s", "cpu_s")}
         for side in (ours, theirs)
@@ -125,7 +127,14 @@ def _pair(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
         "trl_s": round(peer["step_s"], 3),
         "speedup": round(peer["step_s"] / mine["step_s"], 2),
         "cpu_speedup": round(peer["cpu_s"] / mine["cpu_s"], 2),
+        "disturbed": any(side["step_s"] > DISTURBED * side["cpu_s"] for side in (mine, peer)),
     }
+
+
+def speedups(pairs: list[dict[str, Any]], name: str) -> float:
+    """Median over the pairs that were not disturbed, or over all if every one was."""
+    quiet = [pair[name] for pair in pairs if not pair["disturbed"]]
+    return statistics.median(quiet or [pair[name] for pair in pairs])
 
 
 def grid(options: argparse.Namespace, model: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +176,10 @@ def describe(report: dict[str, Any]) -> str:
             f"       episodes, turns, sampled, other tokens a step on {'both sides' if trl else 'our side'}: "
             + ", ".join(f"{ours[name]:.0f}" for name in COUNTS)
         )
+        if trl:
+            lines.append(
+                f"       pairs not disturbed by other work: {report['undisturbed_pairs'][turns]} of {len(case['pairs'])}"
+            )
         for name, side in (("ours", ours), ("TRL", trl)):
             if side:
                 lines.append(
@@ -198,8 +211,15 @@ def main() -> None:
         "prompts": options.prompts,
         "rollouts": options.rollouts,
         "turns": turns,
-        "speedup_vs_trl": _median_of(turns, "speedup"),
-        "cpu_speedup_vs_trl": _median_of(turns, "cpu_speedup"),
+        "speedup_vs_trl": {k: speedups(case["pairs"], "speedup") for k, case in turns.items() if "pairs" in case},
+        "cpu_speedup_vs_trl": {
+            k: statistics.median(pair["cpu_speedup"] for pair in case["pairs"])
+            for k, case in turns.items()
+            if "pairs" in case
+        },
+        "undisturbed_pairs": {
+            k: sum(not pair["disturbed"] for pair in case["pairs"]) for k, case in turns.items() if "pairs" in case
+        },
         **own,
     }
     print(json.dumps(report) if options.json else describe(report))
@@ -210,10 +230,6 @@ def _model(folder: Path) -> dict[str, Any]:
 
     head = WIDTH * VOCABULARY
     return {"folder": folder, "head": head, "layers": make_policy(folder) - 2 * head}
-
-
-def _median_of(turns: dict[str, Any], name: str) -> dict[str, float]:
-    return {k: statistics.median(pair[name] for pair in case["pairs"]) for k, case in turns.items() if "pairs" in case}
 
 
 def _processor() -> str:

@@ -89,6 +89,19 @@ def test_a_side_that_did_less_work_is_found_out() -> None:
         check_counts({"steps": [side | {"trained_tokens": 8}]}, {"steps": [side]}, {})
 
 
+def test_a_pair_that_other_work_disturbed_does_not_make_the_speed_up() -> None:
+    from step import _pair, speedups
+
+    def side(step_s: float, cpu_s: float) -> dict:
+        return {"steps": [{"step_s": step_s, "cpu_s": cpu_s}]}
+
+    pairs = [_pair(side(8.0, 8.0), side(36.0, 36.0)), _pair(side(8.0, 8.0), side(320.0, 36.0))]
+    assert [pair["disturbed"] for pair in pairs] == [False, True]
+    assert speedups(pairs, "speedup") == 4.5
+    assert speedups(pairs[1:], "speedup") == 40.0  # nothing else to go by
+    assert pairs[1]["cpu_speedup"] == 4.5
+
+
 def test_memory_slope_is_that_of_the_second_half() -> None:
     from memory import summary
 

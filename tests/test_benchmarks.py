@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -111,10 +110,14 @@ def test_memory_slope_is_that_of_the_second_half() -> None:
     assert np.isclose(result["slope_bytes_per_step"], 10)
 
 
-def test_json_is_one_object_on_standard_output_and_nothing_else() -> None:
-    command = [sys.executable, str(BENCHMARKS / "step.py"), "--no-trl", "--no-grid", "--json"]
-    command += ["--turns", "2", "--pairs", "1", "--prompts", "2", "--rollouts", "4"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    report = json.loads(done.stdout)
+def test_json_is_one_object_on_standard_output_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import step
+
+    flags = "--no-trl --no-grid --json --turns 2 --pairs 1 --prompts 2 --rollouts 4".split()
+    monkeypatch.setattr(sys, "argv", ["step.py", *flags])
+    step.main()
+    report = json.loads(capfd.readouterr().out)
     assert report["turns"]["2"]["ours"]["turns"] == 16
     assert report["speedup_vs_trl"] == {}

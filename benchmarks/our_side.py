@@ -23,7 +23,7 @@ def configuration(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "env": WORLD,
         "env_args": {"turns": options.turns},
-        "method": ["grpo"],
+        "method": ["grpo" if options.rollouts > 1 else "reinforce++"],  # a group of one has no advantage under GRPO
         "model": str(options.model),
         "tasks_per_step": options.prompts,
         "rollouts_per_task": options.rollouts,

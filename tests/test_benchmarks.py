@@ -115,7 +115,7 @@ def test_json_is_one_object_on_standard_output_and_nothing_else(
 ) -> None:
     import step
 
-    flags = "--no-trl --no-grid --json --turns 2 --pairs 1 --prompts 2 --rollouts 4".split()
+    flags = ["--no-trl", "--no-grid", "--json", "--turns", "2", "--pairs", "1", "--prompts", "2", "--rollouts", "4"]
     monkeypatch.setattr(sys, "argv", ["step.py", *flags])
     step.main()
     report = json.loads(capfd.readouterr().out)

@@ -19,6 +19,7 @@ from assay.protocols import UserError
 from assay.trace import Ids, Provenance
 
 MARKS = ["@goal@", "@seen0@", "@said0@", "@seen1@", "@said1@", "@seen2@", "@said2@"]
+REMEMBERED = 1 << 15  # texts whose ids are kept
 THINKING = ("off", "keep")
 
 
@@ -56,6 +57,7 @@ class ChatRenderer:
             )
         self.tokenizer, self.instructions, self.thinking = tokenizer, instructions, thinking
         self.modes = dict(modes or {})
+        self._encoded: dict[tuple[str, bool], Ids] = {}
         self._cache: dict[str, Pieces] = {}
         texts = self._pieces("")
         self.header, self._lead = self._encode(texts.header), texts.lead
@@ -121,9 +123,15 @@ class ChatRenderer:
         return np.concatenate(ids).astype(np.int32), np.concatenate(provenance)
 
     def _encode(self, text: str, plain: bool = False) -> Ids:
-        """`plain`: control tokens written out in the text stay text."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=plain) if text else []
-        return np.asarray(ids, np.int32)
+        """`plain`: control tokens written out in the text stay text. Texts come again and again: they are remembered."""
+        known = self._encoded.get((text, plain))
+        if known is None:
+            if len(self._encoded) >= REMEMBERED:
+                self._encoded.clear()
+            ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=plain) if text else []
+            known = self._encoded[text, plain] = np.asarray(ids, np.int32)
+            known.setflags(write=False)
+        return known
 
     def _pieces(self, mode: str) -> Pieces:
         if mode not in self._cache:

@@ -24,12 +24,12 @@ lint: .venv/dev
 	touch $@
 
 .venv/core: .venv/python requirements.lock pyproject.toml
-	$(BIN)/pip install --quiet -r requirements.lock
+	$(BIN)/pip install --quiet --no-deps -r requirements.lock
 	$(BIN)/pip install --quiet --no-deps -e .
 	touch $@
 
 .venv/dev: .venv/python requirements-dev.lock pyproject.toml
-	$(BIN)/pip install --quiet -r requirements-dev.lock
+	$(BIN)/pip install --quiet --no-deps -r requirements-dev.lock
 	$(BIN)/pip install --quiet --no-deps -e .
 	touch $@ .venv/core
 

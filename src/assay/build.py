@@ -112,12 +112,21 @@ def load_policy(config: RunConfig, path: str | Path | None = None) -> tuple[Netw
     source = str(path or policy_folder(config.model))
     tokenizer = load_tokenizer(source)
     model = load_model(source, getattr(torch, config.runtime.dtype))
-    model.to(config.runtime.device)
+    model.to(_device(config.runtime.device))
     if config.lora_rank:
         model = _with_adapter(model, config)
     network = Network(model)
     check_exact(network)
     return network, tokenizer
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # an AssertionError: torch without that device
+        raise UserError(f"runtime.device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
 
 
 def policy_folder(name: str) -> str:

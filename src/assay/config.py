@@ -20,7 +20,9 @@ from assay.protocols import UserError
 class Section(BaseModel):
     """Strict: no unknown keys, no silent conversions of text to numbers, attribute docstrings as descriptions."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, validate_assignment=True, strict=True, allow_inf_nan=False
+    )
 
 
 class Slots(Section):
@@ -69,7 +71,7 @@ class WarmStart(Section):
     """AdamW learning rate of the warm start."""
     rows_per_update: int = Field(8, ge=1)
     """Episodes per optimiser step: many small updates learn faster here."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Of the episodes and their order; not the run's seed, so that runs share their start."""
     from_scratch: bool = False
     """Forget the checkpoint's weights first: the policy then knows these episodes and nothing else."""
@@ -91,17 +93,17 @@ class Evaluation(Section):
 class Runtime(Section):
     """Where and how it runs. Nothing here may change what is learnt, but for rounding."""
 
-    workers: int = Field(1, ge=1)
+    workers: int = Field(1, ge=1, le=1024)
     """Environment worker processes."""
-    step_timeout_s: float = Field(60.0, gt=0)
+    step_timeout_s: float = Field(60.0, gt=0, le=1e6)
     """An environment that takes longer is killed: environment error."""
-    concurrency: int = Field(128, ge=1)
+    concurrency: int = Field(128, ge=1, le=65536)
     """Episodes in flight at once."""
     delay_ticks: int = Field(1, ge=1)
     """Decode ticks until an environment's answer is taken: part of what fixes the order of arithmetic."""
     tokens_per_forward: int = Field(16384, ge=1)
     """Tokens per micro-batch: bounds memory, changes no value beyond rounding."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=1024)
     """Torch threads. Small policies are fastest with one."""
     device: str = "cpu"
     """Torch device."""
@@ -140,21 +142,21 @@ class RunConfig(Section):
     """Ask the chat template for no thinking block, or let the policy think and keep the block in later turns' context."""
     prompt: Literal["auto", "brief", "full"] = "auto"
     """The environment's brief or full instructions; auto: brief for built-in policies."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Every draw of the run derives from it."""
     steps: int = Field(100, ge=0)
     """Training steps: collect a batch, update on it."""
     planned_steps: int | None = Field(None, ge=1)
     """What schedules take as the whole; absent: steps. Extending a run keeps it."""
-    tasks_per_step: int = Field(16, ge=1)
+    tasks_per_step: int = Field(16, ge=1, le=9999)
     """Task instances, one group each."""
-    rollouts_per_task: int = Field(8, ge=1)
+    rollouts_per_task: int = Field(8, ge=1, le=9999)
     """Episodes per group."""
     updates_per_batch: int = Field(1, ge=1)
     """Optimiser steps per batch, each on its own share of the tasks."""
     epochs: int = Field(1, ge=1)
     """Passes over the batch."""
-    rounds: int = Field(3, ge=1)
+    rounds: int = Field(3, ge=1, le=100)
     """Collection rounds per step at most, when `keep` drops groups."""
     learning_rate: float = Field(3e-4, gt=0)
     """AdamW learning rate."""
@@ -166,7 +168,7 @@ class RunConfig(Section):
     """AdamW weight decay."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest global gradient norm."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, ge=0.001, le=1000)
     """Sampling temperature while training; log-probs, entropies and KL are taken at it."""
     layout: str = "append"
     """History: append (one row per episode) or window(K) (one row per turn with the last K turns)."""
@@ -200,9 +202,11 @@ def load(path: Path) -> dict[str, Any]:
     """The nested keys of a TOML file, or of a run directory's config.toml."""
     path = path / "config.toml" if path.is_dir() else path
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist: give a .toml file or a run directory") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
 

@@ -62,7 +62,12 @@ def summarise(traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 def evaluate_all(
-    bench: Bench, tasks: int, ood: bool, greedy: bool, progress: Callable[[str, Progress], None] | None = None
+    bench: Bench,
+    tasks: int,
+    ood: bool,
+    greedy: bool,
+    progress: Callable[[str, Progress], None] | None = None,
+    temperature: float = 1.0,
 ) -> tuple[dict[str, Any], list[Trace]]:
     """{"sampled", "greedy", "ood": {"sampled", "greedy"}} and the sampled traces on iid."""
     result: dict[str, Any] = {"ood": {}} if ood else {}
@@ -70,7 +75,7 @@ def evaluate_all(
     for split in ("iid", "ood") if ood else ("iid",):
         for mode in ("sampled", "greedy") if greedy else ("sampled",):
             report = partial(progress, f"{split}, {mode}") if progress else None
-            summary, traces = evaluate(bench, split, tasks, mode == "greedy", report)
+            summary, traces = evaluate(bench, split, tasks, mode == "greedy", report, temperature)
             (result if split == "iid" else result["ood"])[mode] = summary
             if split == "iid" and mode == "sampled":
                 kept = traces

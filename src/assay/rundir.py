@@ -18,6 +18,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +89,7 @@ class RunDir:
             self.checkpoints.mkdir(exist_ok=True)
         checkpoints.recover(self.checkpoints)
         for leftover in (*self.path.glob(f"{TEMPORARY}*"), *self.traces.glob("*.partial")):
-            leftover.unlink()
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         for name in (METRICS, TIMINGS):  # a torn last line must not swallow the next one
             self._keep_lines(name, math.inf)
 

@@ -7,6 +7,7 @@ The run around it keeps one promise: killed at any instant and resumed, it gives
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -18,22 +19,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from assay.build import Bench, build, build_curriculum, build_learner, build_methods, needs_reference
-from assay.checkpoints import Retention
+from assay.checkpoints import Retention, checkpoint_steps
 from assay.config import RunConfig, default_out, dump, resolve
 from assay.evaluate import evaluate, evaluate_all
+from assay.facts import entropy, facts, mean_of, without_cut
+from assay.files import beside
 from assay.learner.torch_learner import TorchLearner
 from assay.loggers import Loggers
 from assay.protocols import Method, Metrics, UserError
 from assay.report import write_report
 from assay.rng import generator
 from assay.rollout import Collection, Progress
-from assay.rows import Batch, Row, Stream, build_rows, sampler_column
+from assay.rows import Batch, Row, Stream, build_rows
 from assay.rundir import RunDir
-from assay.stats import wilson
-from assay.trace import Group, Outcome, Trace
 from assay.warmstart import warm_start
 
 
@@ -68,13 +67,16 @@ class Trainer:
         began = time.perf_counter()
         progress = min(1.0, self.spent["steps"] / (self.config.planned_steps or max(self.config.steps, 1)))
         collection = self.collect()
-        batch, metrics = collection.batch, _facts(collection)
+        batch, metrics = collection.batch, facts(collection)
+        if self.config.cut == "drop":
+            batch = without_cut(batch)
+            metrics |= {"kept_groups": float(len(batch.groups)), "dropped_groups": float(len(batch.dropped))}
 
         rows = build_rows(batch.traces, self.bench.layout)
         views = rows + [view for method in self.methods for view in method.rows(batch)]
         scored = time.perf_counter()
         self.learner.score(views, self.needs, self.config.temperature)
-        metrics |= _entropy(rows, self.needs)
+        metrics |= entropy(rows, self.needs)
         for method in self.methods:
             metrics |= method.reward(batch, rows)
         for method in self.methods:
@@ -83,7 +85,7 @@ class Trainer:
         for method in self.methods:
             metrics |= method.modulate(batch, rows)
         updates = [self.update(part, progress) for part in self.parts(batch, rows)]
-        metrics |= _mean_of(updates)
+        metrics |= mean_of(updates)
         self.bench.sampler.load(self.learner)
 
         self.spent["steps"] += 1
@@ -99,7 +101,7 @@ class Trainer:
     def collect(self) -> Collection:
         """Groups of fresh episodes on this step's tasks."""
         config, step = self.config, self.spent["steps"] + 1
-        collection = self.driver.collect_groups(
+        return self.driver.collect_groups(
             lambda round_, missing: self.curriculum.tasks(step, missing),
             tasks_per_step=config.tasks_per_step,
             rollouts_per_task=config.rollouts_per_task,
@@ -109,9 +111,6 @@ class Trainer:
             max_rounds=config.rounds if any(m.keep is not None for m in self.methods) else 1,
             policy_version=self.learner.version,
         )
-        if config.cut == "drop":
-            collection.batch = Batch([_without_cut(g) for g in collection.batch.groups], collection.batch.dropped)
-        return collection
 
     def parts(self, batch: Batch, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """The rows of each optimiser step: the task instances in a keyed order, dealt into `updates_per_batch` hands."""
@@ -207,8 +206,25 @@ def resume(path: str | Path, steps: str | None = None, display: Display | None =
         config = resolve(run.config, str(Path(path) / "config.toml"))
         if steps is not None:
             config = extend(config, steps, replan)
+        _check_end(config, run)
+        if steps is not None:
             run.replace_config(dump(config))
         return _run(config, run, display or Display())
+
+
+def _check_end(config: RunConfig, run: RunDir) -> None:
+    """UserError where going on would not be going on: an end that is behind, or lines without their checkpoint."""
+    done = checkpoint_steps(run.checkpoints)
+    if done and config.steps < done[-1]:
+        raise UserError(
+            f"{run.path} has {done[-1]} steps behind it, which do not end at {config.steps}: give --steps a total of at "
+            f"least {done[-1]}, or train anew with --steps {config.steps}"
+        )
+    if not done and (lines := run.read_metrics()):
+        raise UserError(
+            f"{run.path} has the metrics of {len(lines)} steps, but no checkpoint to go on from: restore its folder "
+            "checkpoints, or move the run away and train anew"
+        )
 
 
 def _run(config: RunConfig, run: RunDir, display: Display) -> Result:
@@ -250,6 +266,8 @@ def _phases(
         trainer.load_state(dict(tensors), state)
         run.cut_back(trainer.spent["steps"])
         display.note(f"resumed after step {trainer.spent['steps']}")
+    if trainer.spent["steps"] < config.steps:
+        _forget_end(run)
     display.phase("training")
     while trainer.spent["steps"] < config.steps and not interrupted:
         metrics, timings, batch = trainer.step()
@@ -267,8 +285,7 @@ def _phases(
             _save(run, trainer, metrics)
     done = trainer.spent["steps"] >= config.steps
     if done:
-        trainer.learner.save_pretrained(run.path / "policy")
-        bench.tokenizer.save_pretrained(run.path / "policy")
+        _save_policy(run, trainer, bench)
         _evaluate_into(run, "after", bench, display, {})
     evaluation = run.evaluation
     write_report(run, bench.renderer.decode)
@@ -276,6 +293,24 @@ def _phases(
         run.path, config, evaluation.get("before", {}), evaluation.get("after", {}) if done else {}, trainer.spent,
         time.perf_counter() - began, not done, evaluation.get("warm_start", {}),
     )  # fmt: skip
+
+
+def _save_policy(run: RunDir, trainer: Trainer, bench: Bench) -> None:
+    """Beside, then renamed: a folder `policy` is whole, and of the run's end."""
+    unfinished = beside(run.path / "policy")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    trainer.learner.save_pretrained(unfinished)
+    bench.tokenizer.save_pretrained(unfinished)
+    shutil.rmtree(run.path / "policy", ignore_errors=True)
+    os.replace(unfinished, run.path / "policy")
+
+
+def _forget_end(run: RunDir) -> None:
+    """What a finished run had at its old end is not what an extended one has, until it ends again."""
+    shutil.rmtree(run.path / "policy", ignore_errors=True)
+    run.trace_path("after").unlink(missing_ok=True)
+    if "after" in run.evaluation:
+        run.write_evaluation({name: value for name, value in run.evaluation.items() if name != "after"})
 
 
 def _evaluate_into(run: RunDir, when: str, bench: Bench, display: Display, more: dict[str, Any]) -> None:
@@ -288,6 +323,7 @@ def _evaluate_into(run: RunDir, when: str, bench: Bench, display: Display, more:
             settings.ood,
             settings.greedy,
             lambda part, progress: display.episodes(progress, part),
+            bench.config.temperature,
         )
         run.write_traces(when, traces)
         display.evaluated(when, result)
@@ -298,7 +334,8 @@ def _evaluate_into(run: RunDir, when: str, bench: Bench, display: Display, more:
 
 def _save(run: RunDir, trainer: Trainer, metrics: Metrics) -> None:
     tensors, state = trainer.state()
-    best = "iid_success" if "iid_success" in metrics else "success"
+    held_out = trainer.config.evaluation.every and trainer.config.evaluation.tasks
+    best = "iid_success" if held_out else "success"
     retention = Retention(trainer.config.runtime.keep_checkpoints, best)
     run.save_checkpoint(trainer.spent["steps"], tensors, state, metrics, retention)
 
@@ -309,6 +346,8 @@ def extend(config: RunConfig, steps: str, replan: bool) -> RunConfig:
         total = config.steps + int(steps[1:]) if steps.startswith("+") else int(steps)
     except ValueError as error:
         raise UserError(f"--steps {steps!r}: give +N for N more steps, or N for their total") from error
+    if total < 1 or (steps.startswith("+") and total < config.steps):
+        raise UserError(f"--steps {steps!r}: give +N for N more steps, or N for their total, at least 1")
     planned = total if replan else config.planned_steps or config.steps
     return config.model_copy(update={"steps": total, "planned_steps": planned})
 
@@ -347,50 +386,6 @@ def _needs(methods: Sequence[Method], learner: TorchLearner, config: RunConfig) 
     if needs - learner.provides:
         raise UserError(f"the in-process learner cannot provide {', '.join(sorted(needs - learner.provides))}")
     return needs | {"entropy"} if needs - {"entropy"} else needs
-
-
-def _facts(collection: Collection) -> Metrics:
-    """Raw outcomes of a step. Means are over learnable episodes, entropies over sampled tokens."""
-    batch, counters = collection.batch, collection.counters
-    everything: list[Trace] = [t for g in batch.groups + batch.dropped for t in g.traces]
-    attempts = [t for t in everything if t.learnable]
-    metrics: Metrics = {name: float(value) for name, value in sorted(counters.items())}
-    if attempts:
-        interval = wilson(sum(t.success for t in attempts), len(attempts))
-        metrics |= {"success": interval.estimate, "success_low": interval.low, "success_high": interval.high}
-        metrics["reward"] = float(np.mean([t.reward for t in attempts]))
-        metrics["turns"] = float(np.mean([len(t.turns) for t in attempts]))
-        metrics["episode_tokens"] = float(np.mean([t.length for t in attempts]))
-        turns = [turn for t in attempts for turn in t.turns]
-        metrics["invalid_actions"] = float(np.mean([not turn.valid for turn in turns])) if turns else 0.0
-    for outcome in Outcome:
-        metrics[f"outcome_{outcome.value.replace(' ', '_')}"] = float(sum(t.outcome is outcome for t in everything))
-    return metrics
-
-
-def _entropy(rows: Sequence[Row], needs: frozenset[str]) -> Metrics:
-    """Column "entropy", from the trace unless a score pass gave it; its mean over sampled tokens."""
-    if "entropy" not in needs:
-        for row in rows:
-            row.columns["entropy"] = sampler_column(row, "entropies")
-    values = np.concatenate([row.columns["entropy"] for row in rows]) if rows else np.zeros(0)
-    return {"entropy": float(np.mean(values))} if len(values) and np.isfinite(values).all() else {}
-
-
-def _mean_of(updates: Sequence[Metrics]) -> Metrics:
-    """Means over the optimiser steps of a batch; counts are summed."""
-    metrics: Metrics = {"updates": float(len(updates))}
-    for name in updates[0] if updates else ():
-        values = [u[name] for u in updates if name in u]
-        metrics[name] = float(np.sum(values) if name.startswith(("tokens_", "updates_", "rows_")) else np.mean(values))
-    return metrics
-
-
-def _without_cut(group: Group) -> Group:
-    """The group as if its cut episodes had not been rolled out: they stay as cost."""
-    kept = tuple(t for t in group.traces if t.outcome is not Outcome.CUT)
-    gone = tuple(t for t in group.traces if t.outcome is Outcome.CUT)
-    return Group(group.task, kept, group.others + gone) if kept else Group(group.task, (), group.others + gone)
 
 
 def write_json(result: Result) -> str:

@@ -122,16 +122,18 @@ def _plain(value: Any) -> Any:
 
 
 def line_of(message: list[Any]) -> bytes:
-    return json.dumps(message, default=_plain, separators=(",", ":")).encode() + b"\n"
+    """UnicodeEncodeError for half a surrogate pair: no tokenizer, hash or file downstream could take it."""
+    return json.dumps(message, default=_plain, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
 def _describe(error: BaseException) -> str:
     """ "ValueError: what (file.py:12 in step)"; the place is the last one outside this file."""
+    said = str(error).encode(errors="replace").decode()[:ERROR_LENGTH]
     if isinstance(error, Malformed):
-        return f"malformed: {error}"[:ERROR_LENGTH]
+        return f"malformed: {said}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {error}"[:ERROR_LENGTH] + place
+    return f"{type(error).__name__}: {said}{place}"
 
 
 def _spec(env: Any) -> dict[str, Any]:

@@ -334,8 +334,8 @@ class Pool:
             shared.flush()
             begun = mmap.mmap(shared.fileno(), 8)
             theirs = (request_read, answer_write, shared.fileno())
-            process = subprocess.Popen(
-                [sys.executable, "-m", "assay.envs.host", *map(str, theirs), str(os.getpid())],
+            process = subprocess.Popen(  # -P: a numbers.py where the user stands is not Python's own
+                [sys.executable, "-P", "-m", "assay.envs.host", *map(str, theirs), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=output_write,
                 stderr=output_write,

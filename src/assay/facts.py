@@ -1,0 +1,70 @@
+"""The facts of a training step: raw outcomes, entropies, and what the optimiser steps of one batch come to together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from assay.protocols import Metrics
+from assay.rollout import Collection
+from assay.rows import Batch, Row, sampler_column
+from assay.stats import wilson
+from assay.trace import Group, Outcome, Trace
+
+
+def facts(collection: Collection) -> Metrics:
+    """Raw outcomes of a step. Means are over learnable episodes, entropies over sampled tokens."""
+    batch, counters = collection.batch, collection.counters
+    everything: list[Trace] = [t for g in batch.groups + batch.dropped for t in g.traces]
+    attempts = [t for t in everything if t.learnable]
+    metrics: Metrics = {name: float(value) for name, value in sorted(counters.items())}
+    if attempts:
+        interval = wilson(sum(t.success for t in attempts), len(attempts))
+        metrics |= {"success": interval.estimate, "success_low": interval.low, "success_high": interval.high}
+        metrics["reward"] = float(np.mean([t.reward for t in attempts]))
+        metrics["turns"] = float(np.mean([len(t.turns) for t in attempts]))
+        metrics["episode_tokens"] = float(np.mean([t.length for t in attempts]))
+        turns = [turn for t in attempts for turn in t.turns]
+        metrics["invalid_actions"] = float(np.mean([not turn.valid for turn in turns])) if turns else 0.0
+    for outcome in Outcome:
+        metrics[f"outcome_{outcome.value.replace(' ', '_')}"] = float(sum(t.outcome is outcome for t in everything))
+    return metrics
+
+
+def entropy(rows: Sequence[Row], needs: frozenset[str]) -> Metrics:
+    """Column "entropy", from the trace unless a score pass gave it; its mean over sampled tokens."""
+    if "entropy" not in needs:
+        for row in rows:
+            row.columns["entropy"] = sampler_column(row, "entropies")
+    values = np.concatenate([row.columns["entropy"] for row in rows]) if rows else np.zeros(0)
+    return {"entropy": float(np.mean(values))} if len(values) and np.isfinite(values).all() else {}
+
+
+def mean_of(updates: Sequence[Metrics]) -> Metrics:
+    """Over the optimiser steps of a batch: counts are summed, means per token are over the tokens of all, the rest is a
+    mean over the steps that had something to train on (over all where none had)."""
+    metrics: Metrics = {"updates": float(len(updates))}
+    busy = [u for u in updates if u["tokens_trained"]] or updates
+    for name in dict.fromkeys(name for u in updates for name in u):
+        having = [u for u in busy if name in u]
+        if name.startswith(("tokens_", "updates_", "rows_")):
+            metrics[name] = float(sum(u[name] for u in updates if name in u))
+        elif having:
+            weights = [u["tokens_trained"] for u in having] if name.endswith("_per_trained_token") else None
+            metrics[name] = float(np.average([u[name] for u in having], weights=weights))
+    return metrics
+
+
+def without_cut(batch: Batch) -> Batch:
+    """The batch as if its cut episodes had not been rolled out: they stay as cost. Only what is trained on changes;
+    facts are taken before. A group that has no other episode is dropped."""
+    groups, dropped = [], list(batch.dropped)
+    for group in batch.groups:
+        kept = tuple(t for t in group.traces if t.outcome is not Outcome.CUT)
+        gone = tuple(t for t in group.traces if t.outcome is Outcome.CUT)
+        if any(t.learnable for t in kept):
+            groups.append(Group(group.task, kept, group.others + gone))
+        else:
+            dropped.append(group)
+    return Batch(groups, sorted(dropped, key=lambda group: group.key))

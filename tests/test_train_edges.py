@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from assay.cli.commands import policy_config
+from assay.cli.main import main
 from assay.cli.policy import open_policy
 from assay.config import load, resolve
 from assay.evaluate import evaluate
@@ -278,3 +279,12 @@ def test_configuration_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, 
     path.mkdir() if data is None else path.write_bytes(data)
     with pytest.raises(UserError, match=r"config\.toml"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["os:path", "brokenmodule:Thing"])
+def test_environment_that_is_no_class_or_no_python_is_one_sentence(
+    hostile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "brokenmodule.py").write_text("class Thing(:")
+    assert main(["train", "--env", name, "--dry-run"]) == 2
+    assert name.partition(":")[0] in capsys.readouterr().err

@@ -71,9 +71,12 @@ def _tensorboard(run: RunDir, config: dict[str, Any]) -> Sink:
 def _wandb(run: RunDir, config: dict[str, Any]) -> Sink:
     import wandb
 
-    online = wandb.init(
-        project="assay", name=run.path.name, id=run_id(run), resume="allow", dir=run.path, config=config
-    )
+    try:
+        online = wandb.init(
+            project="assay", name=run.path.name, id=run_id(run), resume="allow", dir=run.path, config=config
+        )
+    except wandb.errors.Error as error:  # no login, no network
+        raise UserError(f"logger 'wandb' does not start: {error} (WANDB_MODE=offline needs neither)") from error
     return lambda step, numbers: online.log(numbers, step=step), online.finish
 
 

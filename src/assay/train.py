@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -231,13 +231,12 @@ def _run(config: RunConfig, run: RunDir, display: Display) -> Result:
     began = time.perf_counter()
     display.phase("building")
     bench = build(config)
-    loggers = Loggers(config.runtime.loggers, run, dump(config))
-    try:
-        with _interrupts(display) as interrupted:
-            return _phases(config, run, bench, loggers, display, began, interrupted)
-    finally:
-        loggers.close()
-        bench.close()
+    with (
+        closing(bench),
+        closing(Loggers(config.runtime.loggers, run, dump(config))) as loggers,
+        _interrupts(display) as interrupted,
+    ):
+        return _phases(config, run, bench, loggers, display, began, interrupted)
 
 
 def _phases(

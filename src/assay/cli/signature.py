@@ -55,7 +55,7 @@ def parameters(path: str) -> list[Parameter]:
     """Of the class's `__init__`. UserError when module or class do not exist."""
     module, _, name = path.partition(":")
     source = _source(module)
-    node = _class(ast.parse(source.read_text()), name) if source else None
+    node = _class(_tree(source), name) if source else None
     init = (
         next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None) if node else None
     )
@@ -70,6 +70,13 @@ def _source(module: str) -> Path | None:
     if spec is None:
         raise UserError(f"module {module!r} does not exist: install it, or run where Python finds it")
     return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+
+
+def _tree(source: Path) -> ast.Module:
+    try:
+        return ast.parse(source.read_bytes())
+    except (SyntaxError, ValueError, OSError) as error:
+        raise UserError(f"{source} cannot be read as Python: {error}") from error
 
 
 def _class(tree: ast.Module, name: str) -> ast.ClassDef | None:
@@ -102,6 +109,8 @@ def _of_class(path: str, module: str, name: str) -> list[Parameter]:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UserError(f"{path!r} cannot be imported: {error}") from error
+    if not isinstance(found, type):
+        raise UserError(f"{path!r} is not a class: write package.module:Class")
     kept = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [
         Parameter(p.name, _known(p.annotation if p.annotation in PLAIN.values() else type(p.default)), p.default)

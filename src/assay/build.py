@@ -167,16 +167,20 @@ def build_learner(config: RunConfig, network: Network, failures: Path | None) ->
 
 
 def build_methods(config: RunConfig) -> list[Method]:
-    """The host, then the further methods in the order named. UserError for what does not exist or sets a slot twice."""
-    methods: list[Method] = [Host(config.slots, config.max_episode_tokens)]
+    """The host, then the further methods in the order named. One that sets the estimator replaces the host's; UserError
+    for what does not exist, and for two that do."""
+    host = Host(config.slots, config.max_episode_tokens)
+    methods: list[Method] = [host]
     for name in config.method[1:]:
         methods.append(_load_method(name, config.method_args.get(name, {})))
     for name in config.method_args:
         if name not in config.method[1:]:
             raise UserError(f"method_args has settings for {name!r}, which is not among the methods {config.method}")
-    estimators = [m for m in methods if m.advantage is not None]
+    estimators = [m for m in methods[1:] if m.advantage is not None]
     if len(estimators) > 1:
         raise UserError(f"two methods set the advantage: {', '.join(type(m).__name__ for m in estimators)}; use one")
+    if estimators:
+        host.advantage = None  # type: ignore[assignment,method-assign]
     return methods
 
 

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from assay.methods.presets import PRESETS
 from assay.protocols import UserError
 
+DEFAULT_HOST = "grpo"  # around which a method of one's own goes when no preset is named
+
 
 class Section(BaseModel):
     """Strict: no unknown keys, no silent conversions of text to numbers, attribute docstrings as descriptions."""
@@ -29,8 +31,8 @@ class Slots(Section):
     """What a baseline is made of: five slots. A preset (grpo, dr-grpo, ...) fills them; each can be set by hand."""
 
     advantage: Literal["grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "gae"] = "grpo"
-    """Estimator: group mean and std, group mean, leave-one-out, whitened token returns, the same with a group baseline,
-    or GAE with a critic."""
+    """Estimator, unless a further method sets it: group mean and std, group mean, leave-one-out, whitened token returns,
+    the same with a group baseline, or GAE with a critic."""
     keep: Literal["all", "mixed"] = "all"
     """Which groups to train on: all, or those with both successes and failures (dynamic sampling; refills)."""
     gate: Literal["ppo", "none", "cispo", "gspo", "sequence", "sapo"] = "ppo"
@@ -129,7 +131,8 @@ class RunConfig(Section):
     env_args: dict[str, Any] = {}
     """Settings of the environment."""
     method: list[str] = ["grpo"]
-    """A preset from `assay methods`, then further methods in the order they apply; your own as mypkg.module:Class."""
+    """A preset from `assay methods` (absent: grpo), then further methods in the order they apply; your own as
+    mypkg.module:Class."""
     method_args: dict[str, dict[str, Any]] = {}
     """Settings of each further method, by its name."""
     model: str = "tiny-1m"
@@ -217,6 +220,8 @@ def resolve(values: dict[str, Any], where: str) -> RunConfig:
     if not config.method:
         raise UserError(f"{where}: method is empty: name a preset, {', '.join(PRESETS)}")
     name = config.method[0]
+    if ":" in name:  # a method of one's own goes around a host
+        return resolve(values | {"method": [DEFAULT_HOST, *config.method]}, where)
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, 1, 0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"the presets are {', '.join(PRESETS)}"

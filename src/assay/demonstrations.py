@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from assay.protocols import FullEnv, Renderer, UserError
-from assay.rng import generator
+from assay.rng import generator, stable_hash
 from assay.rows import Layout, Row, build_rows
 from assay.trace import Outcome, Provenance, TaskKey, Trace, Turn
+
+LONGEST = 1000  # turns of a demonstration
 
 
 def demonstrate(
@@ -30,11 +32,13 @@ def demonstrate(
     """One episode on a training task. `imitate_noise` False marks noisy answers TEMPLATE: context, never a target."""
     draw = generator(seed, "demonstration", task, rollout)
     observation, info = env.reset(options={"task": task, "split": "train"})
-    key = TaskKey(name, env.version, "train", task, str(info["hash"]))
-    prompt_ids, prompt_provenance = renderer.prompt(str(info["goal"]))
+    key = TaskKey(name, env.version, "train", task, str(info.get("hash", "")))
+    prompt_ids, prompt_provenance = renderer.prompt(str(info.get("goal", "")))
     turns: list[Turn] = []
     reward, ended, horizon = 0.0, False, False
     while not (ended or horizon):
+        if len(turns) == LONGEST:
+            raise UserError(f"environment {name!r}, task {task}: no end after {LONGEST} turns: give it a horizon")
         noisy = bool(draw.random() < noise)
         choices = info.get("admissible") or [env.expert()]
         action = str(choices[int(draw.integers(len(choices)))]) if noisy else env.expert()
@@ -42,17 +46,17 @@ def demonstrate(
         ids = renderer.answer(action)
         source = Provenance.FORCED if imitate_noise or not noisy else Provenance.TEMPLATE
         unknown = np.full(len(ids), np.nan, np.float32)
-        before, anchor = observation, str(info["anchor"])
+        before, anchor = observation, str(info.get("anchor") or stable_hash(observation))
         observation, gained, ended, horizon, info = env.step(action)
         reward += gained
         turns.append(
             Turn(
                 context_ids, context_provenance, ids, np.full(len(ids), source, np.uint8), unknown, unknown,
-                renderer.closing(ids), before, action, float(gained), bool(info["valid"]), anchor, str(info["skill"]),
-                bool(info["noop"]), policy_version=-1,
+                renderer.closing(ids), before, action, float(gained), bool(info.get("valid", True)), anchor,
+                str(info.get("skill", "other")), bool(info.get("noop", False)), policy_version=-1,
             )
         )  # fmt: skip
-    outcome = Outcome.SUCCESS if info["success"] else Outcome.FAILURE if ended else Outcome.HORIZON
+    outcome = Outcome.SUCCESS if info.get("success") else Outcome.FAILURE if ended else Outcome.HORIZON
     return Trace(
         key, step=-1, round=0, slot=rollout % 10_000, rollout=rollout // 10_000, prompt_ids=prompt_ids,
         prompt_provenance=prompt_provenance, turns=tuple(turns), final_observation=observation, reward=reward,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from assay import tiny
 from assay.build import Bench
 from assay.demonstrations import demonstrations, imitation_rows
-from assay.envs.registry import make
+from assay.envs.remote import RemoteEnv
 from assay.learner.torch_learner import TorchLearner
 from assay.protocols import UserError
 from assay.rng import generator, stable_hash
@@ -70,10 +71,10 @@ def warm_start(bench: Bench, watcher: Watcher) -> dict[str, Any]:
 def imitate(bench: Bench, watcher: Watcher) -> None:
     """The imitation itself: `passes` over the demonstrated episodes, `rows_per_update` rows an optimiser step."""
     config, settings = bench.config, bench.config.warm_start
-    env: Any = make(config.env, **config.env_args)
-    stream = demonstrations(env, bench.renderer, config.env, [settings.noise], settings.seed)
-    rows = imitation_rows([next(stream) for _ in range(settings.episodes)], bench.layout)
-    env.close()
+    env: Any = RemoteEnv(config.env, config.env_args, config.runtime.step_timeout_s)
+    with closing(env):
+        stream = demonstrations(env, bench.renderer, config.env, [settings.noise], settings.seed)
+        rows = imitation_rows([next(stream) for _ in range(settings.episodes)], bench.layout)
     per_pass = -(-len(rows) // settings.rows_per_update)
     total = settings.passes * per_pass
     learner = TorchLearner(

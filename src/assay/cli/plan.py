@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 import struct
-from contextlib import redirect_stdout
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from sys import stderr
-from typing import Any
 
 from assay import tiny
 from assay.config import RunConfig, Slots
-from assay.envs.registry import make
+from assay.envs.remote import RemoteEnv
 from assay.protocols import UserError
 
 ADVANTAGES = {
@@ -78,17 +76,14 @@ def plan(config: RunConfig, out: str) -> dict[str, str]:
 
 
 def look(config: RunConfig) -> EnvFacts:
-    """Makes the environment and resets it on a training task; whatever it prints goes to standard error."""
-    with redirect_stdout(stderr):
-        env: Any = make(config.env, **config.env_args)
-        version = str(getattr(env, "version", ""))
+    """Makes the environment, in a process of its own, and resets it on a training task."""
+    with closing(RemoteEnv(config.env, config.env_args, config.runtime.step_timeout_s)) as env:
         try:
-            size = env.size("train") if hasattr(env, "size") else None
             _, info = env.reset(options={"task": 0, "split": "train"})
-            env.close()
-        except Exception as error:  # the environment's own code may raise anything; a run would count it and go on
-            return EnvFacts(version, None, 0, f"{type(error).__name__}: {error}")
-    return EnvFacts(version, size, int(info.get("horizon") or 0))
+        except UserError as error:  # a run would count it and go on
+            return EnvFacts(env.version, None, 0, str(error))
+        horizon = info.get("horizon")
+        return EnvFacts(env.version, env.size("train"), horizon if isinstance(horizon, int) else 0)
 
 
 def parameter_count(model: str) -> int | None:
@@ -140,7 +135,7 @@ def _environment(config: RunConfig, facts: EnvFacts) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in config.env_args.items())
     tasks = "tasks without end" if facts.tasks is None else f"{facts.tasks} tasks"
     if facts.error:
-        return f"{config.env} (version {facts.version}): ITS FIRST TRAINING TASK FAILS with {facts.error}"
+        return f"{config.env} (version {facts.version}): ITS FIRST TRAINING TASK FAILS: {facts.error}"
     parts = [f"version {facts.version}", settings, f"{tasks} to train on"]
     if facts.horizon:
         parts.append(f"about {facts.horizon} turns at most")

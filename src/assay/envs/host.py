@@ -143,8 +143,15 @@ def _spec(env: Any) -> dict[str, Any]:
         "instructions": str(getattr(env, "instructions", "")),
         "brief": str(getattr(env, "brief", "")),
         "powers": [power for power in POWERS if hasattr(env, power)],
-        "sizes": {split: env.size(split) if hasattr(env, "size") else None for split in SPLITS},
+        "sizes": {split: _size(env, split) for split in SPLITS},
     }
+
+
+def _size(env: Any, split: str) -> int | None:
+    size = env.size(split) if hasattr(env, "size") else None
+    if size is not None and (not isinstance(size, int | np.integer) or size < (split == "train")):
+        raise Malformed(f"size({split!r}) returned {size!r}, not a number of tasks or None")
+    return None if size is None else int(size)
 
 
 def main() -> None:
@@ -188,7 +195,7 @@ def _start(argument: Mapping[str, Any]) -> tuple[Host, bytes]:
         return host, line_of([-1, "", _spec(host.spare)])
     except UserError as error:
         return host, line_of([-1, str(error), None])
-    except Exception as error:  # the constructor of a user's environment
+    except (Exception, SystemExit) as error:  # the constructor of a user's environment
         return host, line_of([-1, f"environment {argument['name']!r} cannot be made: {_describe(error)}", None])
 
 

@@ -201,6 +201,9 @@ HOSTILE = """
     class HalfPairRaised(Minimal):
         def step(self, action):
             raise ValueError("\\ud800")
+    class Saying(Minimal):
+        def step(self, action):
+            return "no success", 0.0, True, False, {"success": "no"}
     class Endless(Minimal):
         def step(self, action):
             return "", 0.0, False, False, {}
@@ -244,7 +247,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "hostileenv"
 
 
-@pytest.mark.parametrize("name", ["Broken", "HalfPair", "HalfPairInInfo", "HalfPairRaised"])
+@pytest.mark.parametrize("name", ["Broken", "HalfPair", "HalfPairInInfo", "HalfPairRaised", "Saying"])
 def test_environment_that_always_fails_ends_episodes_and_not_the_run(hostile: str, tmp_path: Path, name: str) -> None:
     result = train(settings(tmp_path / "run", env=f"{hostile}:{name}", evaluation={"tasks": 2, "ood": False}))
     assert result.after["sampled"]["success"] is None and result.after["sampled"]["n"] == 0

@@ -25,6 +25,7 @@ from assay.rng import digest, stable_hash
 
 FLUSH_S = 0.005  # answers are held back no longer than this while further requests wait
 ERROR_LENGTH = 500  # characters of an exception's text that are kept
+FACTS = ("success", "valid", "noop")
 POWERS = ("size", "expert", "snapshot", "evidence")
 
 
@@ -66,7 +67,11 @@ class Host:
 
     def step(self, slot: int, action: str) -> list[Any]:
         result = self._env(slot).step(action)
-        return _checked("step", result, observation=str, reward=float, terminated=bool, truncated=bool, info=dict)
+        values = _checked("step", result, observation=str, reward=float, terminated=bool, truncated=bool, info=dict)
+        for name in FACTS:  # a text such as "no" would count as a yes
+            if not isinstance(fact := values[4].get(name), bool | np.bool_ | None) and fact not in (0, 1):
+                raise Malformed(f"step returned info[{name!r}] = {fact!r:.80}, not a bool")
+        return values
 
     def snapshot(self, slot: int, handle: int) -> None:
         self.snapshots.setdefault(slot, {})[handle] = self._env(slot).snapshot()

@@ -147,6 +147,27 @@ def test_run_whose_checkpoints_were_deleted_is_not_silently_started_anew(run: Pa
     assert contents(run) == before
 
 
+@pytest.mark.parametrize("what", ["last line torn", "no file", "lines twice"])
+def test_metrics_that_lack_a_step_of_the_checkpoint_are_not_silently_continued(run: Path, what: str) -> None:
+    lines = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes({"last line torn": lines[:-9], "no file": b"", "lines twice": lines * 2}[what])
+    with pytest.raises(UserError, match=r"metrics\.jsonl has lines of"):
+        resume(run, "+1")
+
+
+def test_run_is_not_continued_on_another_environment(run: Path) -> None:
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("GoToRedBallNoDists", "GoToObj"))
+    with pytest.raises(UserError, match="was trained on environment babyai/GoToRedBallNoDists"):
+        resume(run, "+1")
+
+
+def test_evaluation_of_another_shape_is_one_sentence(run: Path) -> None:
+    (run / "evaluation.json").write_text('{"before": 3}')
+    with pytest.raises(UserError, match=r"evaluation\.json"):
+        resume(run)
+
+
 def test_damaged_newest_checkpoint_is_passed_over_to_the_same_bits(run: Path) -> None:
     before = contents(run)
     tensors = sorted((run / "checkpoints").glob("step-*"))[-1] / "tensors.safetensors"

@@ -117,7 +117,13 @@ class RunDir:
     def evaluation(self) -> dict[str, Any]:
         """{} where no evaluation was written yet."""
         path = self.path / "evaluation.json"
-        return read_json(path, JSON_BYTES) if path.exists() else {}
+        found = read_json(path, JSON_BYTES) if path.exists() else {}
+        for name, value in found.items():
+            if not isinstance(value, dict):
+                raise UserError(
+                    f"{path}: expected an object {name!r}, found {str(value)[:80]}: restore or remove the file"
+                )
+        return found
 
     # ------------------------------------------------------------------------------------------------------ lines
 

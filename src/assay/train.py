@@ -137,10 +137,20 @@ class Trainer:
             "methods": methods,
             "curriculum": self.curriculum.state_dict(),
             "spent": dict(self.spent),
+            "environment": self.environment,
         }
         return learner["tensors"], json_state
 
+    @property
+    def environment(self) -> str:
+        return f"{self.config.env}@{self.bench.pool.spec['version']}"
+
     def load_state(self, tensors: dict[str, Any], state: dict[str, Any]) -> None:
+        if (trained_on := state.get("environment", self.environment)) != self.environment:
+            raise UserError(
+                f"the checkpoint was trained on environment {trained_on}, and this is {self.environment}: restore that "
+                "one to go on, or train anew from its policy with --model RUN"
+            )
         self.learner.load_state_dict({"tensors": tensors, "json": state["learner"]})
         for i, method in enumerate(self.methods):
             method.load_state_dict(state["methods"][f"{i}.{type(method).__name__}"])
@@ -220,7 +230,14 @@ def _check_end(config: RunConfig, run: RunDir) -> None:
             f"{run.path} has {done[-1]} steps behind it, which do not end at {config.steps}: give --steps a total of at "
             f"least {done[-1]}, or train anew with --steps {config.steps}"
         )
-    if not done and (lines := run.read_metrics()):
+    lines = run.read_metrics()
+    known = [line["step"] for line in lines if done and line["step"] <= done[-1]]
+    if done and known != list(range(1, done[-1] + 1)):
+        raise UserError(
+            f"{run.path}/metrics.jsonl has lines of {len(known)} steps, not one of each up to the checkpoint of step "
+            f"{done[-1]}: restore the file, or move the run away and train anew"
+        )
+    if not done and lines:
         raise UserError(
             f"{run.path} has the metrics of {len(lines)} steps, but no checkpoint to go on from: restore its folder "
             "checkpoints, or move the run away and train anew"

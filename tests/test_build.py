@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.build import build_methods
+from assay.build import build, build_methods
 from assay.config import resolve
 from assay.protocols import UserError
 
@@ -46,3 +46,16 @@ def test_a_method_that_sets_the_estimator_replaces_the_host_s_and_two_are_refuse
     assert host.advantage is None and mine.advantage is not None
     with pytest.raises(UserError, match="two methods set the advantage: Constant, Other"):
         build_methods(resolve({"method": ["grpo", "ideas_of_mine:Constant", "ideas_of_mine:Other"]}, "x"))
+
+
+@pytest.mark.slow
+def test_games_that_a_run_will_play_are_made_before_it_with_progress(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("textworld")
+    values = {"env": "textworld-cooking", "model": "tiny-300k", "env_args": {"games": 4, "cache": str(tmp_path)}}
+    values |= {"steps": 2, "tasks_per_step": 2, "evaluation": {"tasks": 0}}
+    bench = build(resolve(values, "x"))
+    bench.close()
+    assert len(list(tmp_path.rglob("*.z8"))) >= 4
+    assert "of 4 TextWorld games" in capfd.readouterr().err

@@ -16,6 +16,7 @@ import torch
 from assay import tiny
 from assay.config import RunConfig
 from assay.curriculum import Curriculum
+from assay.envs.registry import ENVIRONMENTS, make
 from assay.envs.workers import Pool
 from assay.learner.torch_learner import TorchLearner
 from assay.methods.host import Host
@@ -78,6 +79,8 @@ def build(config: RunConfig) -> Bench:
         raise UserError(str(error)) from error
     pool = Pool(config.env, config.env_args, config.runtime.workers, config.runtime.step_timeout_s)
     try:
+        if "prepare" in pool.spec["powers"] and config.env in ENVIRONMENTS:
+            _prepare_tasks(config, pool)
         network, tokenizer = load_policy(config)
         renderer = ChatRenderer(tokenizer, _instructions(config, tokenizer, pool), thinking=config.thinking)
         if layout.name == "window" and not renderer.windows:
@@ -89,6 +92,19 @@ def build(config: RunConfig) -> Bench:
         pool.close()
         raise
     return Bench(config, pool, tokenizer, renderer, network, sampler, layout)
+
+
+def _prepare_tasks(config: RunConfig, pool: Pool) -> None:
+    """Makes, with progress shown, the tasks that this run will play and that cost seconds each to make (TextWorld's games).
+    What is made is kept; a run too short to see the whole training split makes its tasks as it meets them."""
+    episodes, panel = config.steps * config.tasks_per_step, config.evaluation.tasks
+    wanted = {"train": episodes, "iid": panel, "ood": panel if config.evaluation.ood else 0}
+    env: Any = make(config.env, **config.env_args)
+    for split, count in wanted.items():
+        size = pool.spec["sizes"][split]
+        if count and (split != "train" or count >= size):
+            env.prepare(split, min(count, size), os.cpu_count() or 1, **config.env_args)
+    env.close()
 
 
 def _check_fit(config: RunConfig, pool: Pool, renderer: ChatRenderer, length: int) -> None:

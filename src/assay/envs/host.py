@@ -26,7 +26,7 @@ from assay.rng import digest, stable_hash
 FLUSH_S = 0.005  # answers are held back no longer than this while further requests wait
 ERROR_LENGTH = 500  # characters of an exception's text that are kept
 FACTS = ("success", "valid", "noop")
-POWERS = ("size", "expert", "snapshot", "evidence")
+POWERS = ("size", "expert", "snapshot", "evidence", "prepare")
 
 
 class Malformed(Exception):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.rows import Batch, Row, Stream
-from assay.trace import Floats, Group, Ids, TaskKey, Trace, Turn
+from assay.trace import Floats, Group, Ids, Trace
 
 Metrics = dict[str, float]
 SPLITS = ("train", "iid", "ood")
@@ -306,39 +306,3 @@ class Method:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         return None
-
-
-__all__ = [
-    "SPLITS",
-    "Batch",
-    "Close",
-    "Completion",
-    "Draw",
-    "Env",
-    "Episode",
-    "Fork",
-    "FullEnv",
-    "Generate",
-    "Group",
-    "Iterator",
-    "Learner",
-    "Method",
-    "Metrics",
-    "Renderer",
-    "Request",
-    "Reset",
-    "Restore",
-    "Row",
-    "Sampler",
-    "Sampling",
-    "Snapshot",
-    "Step",
-    "StepResult",
-    "Stream",
-    "TaskKey",
-    "Trace",
-    "Truncate",
-    "Turn",
-    "UserError",
-    "field",
-]

@@ -6,7 +6,6 @@ The run around it keeps one promise: killed at any instant and resumed, it gives
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -402,10 +401,6 @@ def _needs(methods: Sequence[Method], learner: TorchLearner, config: RunConfig) 
     if needs - learner.provides:
         raise UserError(f"the in-process learner cannot provide {', '.join(sorted(needs - learner.provides))}")
     return needs | {"entropy"} if needs - {"entropy"} else needs
-
-
-def write_json(result: Result) -> str:
-    return json.dumps(result.as_json(), allow_nan=False)
 
 
 class _Callable(ModuleType):

@@ -21,7 +21,7 @@ from assay.protocols import UserError
 from assay.rows import Batch
 from assay.rundir import RunDir
 from assay.trace import POLICY, Group, Outcome, TaskKey, Trace, among
-from assay.train import Display, resume, train
+from assay.train import Display, resume, share_spent, train
 
 BASE: dict[str, Any] = {
     "env": "babyai/GoToRedBallNoDists",
@@ -372,3 +372,11 @@ def test_what_an_environment_prints_in_a_warm_start_is_not_on_standard_output(
 def test_plan_survives_an_environment_that_dies_in_its_reset(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--env", f"{hostile}:Dies", "--model", "tiny-300k", "--dry-run"]) == 0
     assert "FAILS: " in capsys.readouterr().out
+
+
+def test_a_budget_ends_the_run_with_the_step_that_reaches_it(tmp_path: Path) -> None:
+    config = resolve({"budget": "env-steps:200k"}, "here")
+    assert share_spent(config, {"env_steps": 50_000, "steps": 7}) == 0.25
+    for wrong in ("env-steps", "env_steps:5", "steps:0", "tokens:many", "tokens:-5", "tokens:1e99", "tokens:nan"):
+        with pytest.raises(UserError, match="UNIT:AMOUNT"):
+            resolve({"budget": wrong}, "here")

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from assay.methods.presets import PRESETS
 from assay.protocols import UserError
 
+BUDGETS = {"steps": "steps", "episodes": "episodes", "tokens": "tokens", "env-steps": "env_steps"}  # -> Trainer.spent
+WITHOUT_END = 1_000_000  # steps of a run that ends by its budget
 DEFAULT_HOST = "grpo"  # around which a method of one's own goes when no preset is named
 
 
@@ -149,6 +151,9 @@ class RunConfig(Section):
     """Every draw of the run derives from it."""
     steps: int = Field(100, ge=0)
     """Training steps: collect a batch, update on it."""
+    budget: str | None = None
+    """What ends the run instead of `steps`, so that unlike methods spend alike: env-steps:200k, tokens:2M or episodes:10k.
+    The step that reaches it is the last; schedules take it as the whole."""
     planned_steps: int | None = Field(None, ge=1)
     """What schedules take as the whole; absent: steps. Extending a run keeps it."""
     tasks_per_step: int = Field(16, ge=1, le=9999)
@@ -226,8 +231,23 @@ def resolve(values: dict[str, Any], where: str) -> RunConfig:
         near = difflib.get_close_matches(name, PRESETS, 1, 0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"the presets are {', '.join(PRESETS)}"
         raise UserError(f"{where}: method {name!r} is no preset, and the first one must be: {hint}")
+    if config.budget is not None:
+        parse_budget(config.budget, where)
+        values = {"steps": WITHOUT_END} | values
     slots = overlay(Slots().model_dump(exclude_none=True), PRESETS[name].slots)
     return parse(overlay(values, {"slots": overlay(slots, values.get("slots", {}))}), where)
+
+
+def parse_budget(text: str, where: str) -> tuple[str, int]:
+    """("env-steps", 200_000) of "env-steps:200k"; UserError says what it must look like."""
+    unit, _, amount = text.partition(":")
+    try:
+        number = float(amount.rstrip("kKM")) * {"k": 1e3, "K": 1e3, "M": 1e6}.get(amount[-1:], 1)
+        if unit in BUDGETS and 1 <= number < 1e15 and amount[:1].isdigit():
+            return unit, round(number)
+    except ValueError:
+        pass
+    raise UserError(f"{where}: budget {text!r} is not UNIT:AMOUNT with a unit of {', '.join(BUDGETS)}: env-steps:200k")
 
 
 def default_out(config: RunConfig) -> str:

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 from assay.build import Bench, build, build_curriculum, build_learner, build_methods, needs_reference
 from assay.checkpoints import Retention, checkpoint_steps
-from assay.config import RunConfig, default_out, dump, resolve
+from assay.config import BUDGETS, RunConfig, default_out, dump, parse_budget, resolve
 from assay.evaluate import evaluate, evaluate_all
 from assay.facts import entropy, facts, mean_of, without_cut
 from assay.files import beside
@@ -64,7 +64,7 @@ class Trainer:
     def step(self) -> tuple[Metrics, Metrics, Batch]:
         """One training step: (metrics, timings, batch)."""
         began = time.perf_counter()
-        progress = min(1.0, self.spent["steps"] / (self.config.planned_steps or max(self.config.steps, 1)))
+        progress = self.progress
         collection = self.collect()
         batch, metrics = collection.batch, facts(collection)
         if self.config.cut == "drop":
@@ -96,6 +96,17 @@ class Trainer:
         timings = collection.timings | {"update_s": ended - scored, "step_s": ended - began}
         timings["tokens_per_s"] = collection.counters["generated_tokens"] / timings["step_s"]
         return metrics, timings, batch
+
+    @property
+    def progress(self) -> float:
+        """Share of the planned budget spent before this step, whatever it is counted in: what schedules take."""
+        return min(1.0, share_spent(self.config, self.spent))
+
+    @property
+    def ended(self) -> bool:
+        """By its number of steps, or by its budget."""
+        budget = self.config.budget is not None and share_spent(self.config, self.spent) >= 1
+        return budget or self.spent["steps"] >= self.config.steps
 
     def collect(self) -> Collection:
         """Groups of fresh episodes on this step's tasks."""
@@ -193,7 +204,8 @@ class Result:
 def train(values: dict[str, Any], display: Display | None = None, where: str = "configuration") -> Result:
     """Train from nested configuration keys in a new run directory."""
     config = resolve(values, where)
-    config = config.model_copy(update={"planned_steps": config.planned_steps or max(config.steps, 1)})
+    if config.budget is None:
+        config = config.model_copy(update={"planned_steps": config.planned_steps or max(config.steps, 1)})
     with RunDir.create(config.out or default_out(config), dump(config)) as run, _forgotten_if_it_never_began(run):
         return _run(config, run, display or Display())
 
@@ -281,10 +293,10 @@ def _phases(
         trainer.load_state(dict(tensors), state)
         run.cut_back(trainer.spent["steps"])
         display.note(f"resumed after step {trainer.spent['steps']}")
-    if trainer.spent["steps"] < config.steps:
+    if not trainer.ended:
         _forget_end(run)
     display.phase("training")
-    while trainer.spent["steps"] < config.steps and not interrupted:
+    while not trainer.ended and not interrupted:
         metrics, timings, batch = trainer.step()
         step = trainer.spent["steps"]
         if config.evaluation.every and step % config.evaluation.every == 0 and config.evaluation.tasks:
@@ -296,9 +308,9 @@ def _phases(
         run.append_timings(step, timings)
         loggers.log(step, metrics | timings)
         display.step({"step": step, **metrics}, timings)
-        if step % config.runtime.checkpoint_every == 0 or step == config.steps or interrupted:
+        if step % config.runtime.checkpoint_every == 0 or trainer.ended or interrupted:
             _save(run, trainer, metrics)
-    done = trainer.spent["steps"] >= config.steps
+    done = trainer.ended
     if done:
         _save_policy(run, trainer, bench)
         _evaluate_into(run, "after", bench, display, {})
@@ -308,6 +320,14 @@ def _phases(
         run.path, config, evaluation.get("before", {}), evaluation.get("after", {}) if done else {}, trainer.spent,
         time.perf_counter() - began, not done, evaluation.get("warm_start", {}),
     )  # fmt: skip
+
+
+def share_spent(config: RunConfig, spent: Mapping[str, float]) -> float:
+    """Of the budget, or of the planned steps; beyond 1 where the last step went over."""
+    if config.budget is None:
+        return spent["steps"] / (config.planned_steps or max(config.steps, 1))
+    unit, amount = parse_budget(config.budget, "configuration")
+    return spent[BUDGETS[unit]] / amount
 
 
 def _save_policy(run: RunDir, trainer: Trainer, bench: Bench) -> None:
@@ -357,6 +377,8 @@ def _save(run: RunDir, trainer: Trainer, metrics: Metrics) -> None:
 
 def extend(config: RunConfig, steps: str, replan: bool) -> RunConfig:
     """The configuration of a run that goes on to `steps`: "+50" more, or "200" in all."""
+    if config.budget is not None:
+        raise UserError(f"this run ends by its budget, {config.budget}, not by steps: resume it without --steps")
     try:
         total = config.steps + int(steps[1:]) if steps.startswith("+") else int(steps)
     except ValueError as error:

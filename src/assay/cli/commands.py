@@ -14,7 +14,7 @@ from assay.cli.flags import Help, Line, read, show_help
 from assay.cli.layers import HERE, presets, read_train
 from assay.cli.plan import plan
 from assay.cli.tables import console, held_out_table, rate, show_plan
-from assay.config import RunConfig, Section, default_out, dump, load, resolve
+from assay.config import RunConfig, Section, default_out, dump, load, parse_budget, resolve
 from assay.protocols import UserError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def train(line: Line) -> int:
     show_plan(err, lines)
     from assay.train import train as start
 
-    with _display(asked.config.steps) as display:
+    with _display(asked.config) as display:
         result = start(asked.values, display, HERE)
     return _finish(result, asked.json)
 
@@ -89,16 +89,17 @@ def resume(line: Line) -> int:
 
     config = extend(config, asked.steps, asked.replan) if asked.steps else config
     show_plan(console(), plan(config, asked.run))
-    with _display(config.steps) as display:
+    with _display(config) as display:
         result = go_on(asked.run, asked.steps, display, asked.replan)
     return _finish(result, line.switch("json"))
 
 
 @contextmanager
-def _display(steps: int) -> Iterator[TerminalDisplay]:
+def _display(config: RunConfig | None) -> Iterator[TerminalDisplay]:
     from assay.cli.display import TerminalDisplay
 
-    display = TerminalDisplay(console(), steps)
+    budget = parse_budget(config.budget, HERE) if config and config.budget else None
+    display = TerminalDisplay(console(), config.steps if config else 0, budget)
     try:
         yield display
     finally:
@@ -149,7 +150,7 @@ def evaluate(line: Line) -> int:
     from assay.cli.policy import open_policy
     from assay.evaluate import evaluate as measure
 
-    with _display(0) as display, open_policy(config, asked.policy) as bench:
+    with _display(None) as display, open_policy(config, asked.policy) as bench:
         display.phase(f"evaluating on {asked.split}")
         summary, _ = measure(bench, asked.split, asked.episodes, asked.greedy, display.episodes, config.temperature)
         display.close()

@@ -5,6 +5,7 @@ All of it goes to standard error: standard output is for results. Nothing here c
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from assay.cli.plan import duration
 from assay.cli.tables import cells, rate
+from assay.config import BUDGETS
 from assay.protocols import Metrics
 from assay.rollout import Progress
 from assay.train import Display
@@ -36,9 +38,9 @@ TROUBLE = {  # metric -> what it counts
 class TerminalDisplay(Display):
     """A train.Display. Live where standard error is a terminal, a line a step where it is not."""
 
-    def __init__(self, out: Console, steps: int) -> None:
+    def __init__(self, out: Console, steps: int, budget: tuple[str, int] | None = None) -> None:
         transformers_logging.disable_progress_bar()  # of loading and saving: this display is the progress
-        self.out, self.steps = out, steps
+        self.out, self.steps, self.budget = out, steps, budget
         self.live: Live | None = None
         self.success: list[float] = []
         self.seconds: list[float] = []
@@ -82,6 +84,9 @@ class TerminalDisplay(Display):
 
     def step(self, metrics: Metrics, timings: Metrics) -> None:
         self.last = {**metrics, **timings}
+        if self.budget:  # the number of steps is an estimate, from what they cost so far
+            spent = metrics["step"] if self.budget[0] == "steps" else metrics[f"total_{BUDGETS[self.budget[0]]}"]
+            self.steps = max(int(metrics["step"]), math.ceil(metrics["step"] * self.budget[1] / max(spent, 1)))
         self.success.append(metrics.get("success", float("nan")))
         self.seconds.append(timings["step_s"])
         for name in TROUBLE:

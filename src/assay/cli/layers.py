@@ -62,6 +62,8 @@ def read_train(line: Line) -> Request:
     model = flag_model(str(both.get("env", RunConfig.model_fields["env"].default)), _methods(both)[1:])
     typed = interpret(line.without("preset", "dry_run", "json"), model, "train")
     values = overlay(base, _typed_settings(typed, base, model, _methods(both)))
+    if typed.get("budget") is not None and typed.get("steps") is None:
+        values.pop("steps", None)  # of a preset or file: the budget ends the run in their place
     if typed.get("steps") is not None and base.get("planned_steps") == base.get("steps", -1):
         values.pop("planned_steps", None)  # a copied run's plan was its own number of steps
     return Request(values, resolve(values, HERE), model, line.switch("dry_run"), line.switch("json"))

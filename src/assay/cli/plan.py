@@ -160,8 +160,9 @@ def _step(config: RunConfig) -> str:
 
 def _steps(config: RunConfig) -> str:
     episodes = config.steps * config.tasks_per_step * config.rollouts_per_task
+    until = f"{config.steps} ({episodes:,} episodes)" if config.budget is None else f"until {config.budget} are spent"
     rate = f"learning rate {config.learning_rate:g}, {config.schedule} after {config.warmup_steps} warm-up updates"
-    return f"{config.steps} ({episodes:,} episodes), {rate}, seed {config.seed}"
+    return f"{until}, {rate}, seed {config.seed}"
 
 
 def _warm_start(config: RunConfig) -> str:
@@ -184,7 +185,7 @@ def _evaluation(config: RunConfig) -> str:
 
 
 def _time(config: RunConfig, parameters: int | None, horizon: int) -> str:
-    if not parameters:
+    if not parameters or config.budget is not None:
         return "measured after two steps"
     return f"about {duration(estimate(config, parameters, horizon))} (a guess; measured after two steps)"
 

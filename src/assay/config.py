@@ -90,6 +90,8 @@ class Evaluation(Section):
     """Also evaluate on the out-of-distribution split."""
     greedy: bool = True
     """Also evaluate with greedy decoding."""
+    before: bool = True
+    """Evaluate before training too, not only after it."""
     every: int = Field(0, ge=0)
     """Evaluate sampled success on iid every so many steps as well; 0: only before and after."""
 

@@ -286,7 +286,9 @@ def _phases(
         bench.sampler.load(build_learner(config, bench.network, None))
     trainer = Trainer(bench, build_learner(config, bench.network, run.path / "failures"), display)
     if checkpoint is None:
-        _evaluate_into(run, "before", bench, display, {"warm_start": started})
+        if config.evaluation.before:
+            _evaluate_into(run, "before", bench, display)
+        run.write_evaluation(run.evaluation | {"warm_start": started})
         _save(run, trainer, {})
     else:
         tensors, state = run.load_checkpoint(checkpoint)
@@ -313,7 +315,7 @@ def _phases(
     done = trainer.ended
     if done:
         _save_policy(run, trainer, bench)
-        _evaluate_into(run, "after", bench, display, {})
+        _evaluate_into(run, "after", bench, display)
     evaluation = run.evaluation
     write_report(run, bench.renderer.decode)
     return Result(
@@ -348,7 +350,7 @@ def _forget_end(run: RunDir) -> None:
         run.write_evaluation({name: value for name, value in run.evaluation.items() if name != "after"})
 
 
-def _evaluate_into(run: RunDir, when: str, bench: Bench, display: Display, more: dict[str, Any]) -> None:
+def _evaluate_into(run: RunDir, when: str, bench: Bench, display: Display) -> None:
     settings = bench.config.evaluation
     if settings.tasks:
         display.phase(f"evaluating {when} training")
@@ -364,7 +366,7 @@ def _evaluate_into(run: RunDir, when: str, bench: Bench, display: Display, more:
         display.evaluated(when, result)
     else:
         result = {}
-    run.write_evaluation(run.evaluation | {when: result} | more)
+    run.write_evaluation(run.evaluation | {when: result})
 
 
 def _save(run: RunDir, trainer: Trainer, metrics: Metrics) -> None:

@@ -36,6 +36,9 @@ COMMANDS: dict[str, Command] = {  # in the order in which a newcomer needs them
     "eval": Command(
         "commands:evaluate", "eval RUN --split ood", "held-out success of a run or a model, with its interval"
     ),
+    "compare": Command(
+        "compare:compare", "compare grpo rloo --seeds 8", "which method is better? paired seeds, with a verdict"
+    ),
     "report": Command("commands:report", "report RUN", "write the run's report.html again"),
     "resume": Command("commands:resume", "resume RUN --steps +50", "go on from a run's last checkpoint, or extend it"),
     "new": Command("new:new", "new env NAME", "a file to start from: your own environment or method"),

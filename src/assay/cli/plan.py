@@ -181,7 +181,8 @@ def _evaluation(config: RunConfig) -> str:
     splits = "iid and ood" if panel.ood else "iid"
     modes = "sampled and greedy" if panel.greedy else "sampled"
     every = f", sampled on iid every {panel.every} steps" if panel.every else ""
-    return f"{panel.tasks} tasks a split, {splits}, {modes}, before and after{every}"
+    when = "before and after" if panel.before else "after"
+    return f"{panel.tasks} tasks a split, {splits}, {modes}, {when}{every}"
 
 
 def _time(config: RunConfig, parameters: int | None, horizon: int) -> str:
@@ -195,7 +196,7 @@ def estimate(config: RunConfig, parameters: int, horizon: int) -> float:
     turns = max(1.0, SHARE_OF_HORIZON * (horizon or 10))
     answer = min(config.max_turn_tokens, ANSWER_TOKENS)
     panel = config.evaluation
-    passes = 2 * (1 + panel.ood) * (1 + panel.greedy) * panel.tasks
+    passes = (1 + panel.before) * (1 + panel.ood) * (1 + panel.greedy) * panel.tasks
     episodes = config.tasks_per_step * config.rollouts_per_task
 
     def generation(episodes: int) -> float:

@@ -1,0 +1,198 @@
+"""One finished training seed as a row on disk, which any later comparison can build on, here or on another machine.
+
+A row is keyed by everything that decides its numbers: the configuration (but for its folder, its processes and its
+memory), the content of the model, the environment's version, and the version of this package. Equal keys are the same
+run; what differs in anything is another row, so that nothing can be mixed by mistake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay.build import policy_folder
+from assay.config import RunConfig, dump, resolve
+from assay.files import read_json, write_json, writing
+from assay.protocols import UserError
+from assay.records import series
+from assay.rng import stable_hash
+from assay.rundir import RunDir
+
+SCHEMA = 1
+ROW_BYTES = 1 << 24
+CURVES = (  # columns of metrics.jsonl that a row keeps, one number a step
+    "success",
+    "total_env_steps",
+    "total_tokens",
+    "entropy",
+    "turns",
+    "episode_tokens",
+    "invalid_actions",
+    "dropped_groups",
+    "clip_high_per_trained_token",
+    "grad_norm",
+)
+EVALUATIONS = ("iid sampled", "iid greedy", "ood sampled", "ood greedy")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training run that somebody wants: complete nested keys, and the folder that it runs in."""
+
+    name: str  # for people: "grpo, seed 3"
+    values: dict[str, Any]
+    folder: Path  # of the run
+    store: Path  # folder of rows
+    key: str
+    environment_version: str
+
+    @property
+    def config(self) -> RunConfig:
+        return resolve(self.values, self.name)
+
+    @property
+    def row(self) -> Path:
+        return self.store / f"{self.key}.json"
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self) | {"folder": str(self.folder), "store": str(self.store)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        values = json.loads(text)
+        return cls(**values | {"folder": Path(values["folder"]), "store": Path(values["store"])})
+
+
+def key(config: RunConfig, environment_version: str) -> str:
+    """16 hex digits that name the run whatever the machine: see the top of the file."""
+    import assay
+
+    values = dump(config)
+    for name in ("out", "planned_steps"):
+        values.pop(name, None)
+    values["evaluation"].pop("before")
+    runtime = values.pop("runtime")
+    matters = {
+        name: runtime[name] for name in ("concurrency", "delay_ticks", "dtype")
+    }  # what may move a rounding is kept
+    parts = [SCHEMA, assay.__version__, values, matters, environment_version, _weights(config.model)]
+    return stable_hash(json.dumps(parts, sort_keys=True))
+
+
+def _weights(model: str) -> str:
+    """Content of a local checkpoint, or its name where it is a hub's."""
+    folder = Path(policy_folder(model))
+    if not folder.is_dir():
+        return model
+    h = hashlib.blake2b(digest_size=8)
+    for path in sorted(folder.glob("*.safetensors")):
+        with open(path, "rb") as file:
+            while block := file.read(1 << 24):
+                h.update(block)
+    return h.hexdigest()
+
+
+def row_of(run: RunDir, key: str, environment_version: str) -> dict[str, Any]:
+    """What a finished run came to. `timings` are of this machine; the rest is the run's, bit for bit."""
+    metrics, evaluation = run.read_metrics(), run.evaluation
+    seconds = np.cumsum(series(run.read_timings(), "step_s", default=0.0)).tolist()
+    curves = {name: [_json(value) for value in series(metrics, name)] for name in CURVES}
+    return {
+        "schema": SCHEMA,
+        "key": key,
+        "environment_version": environment_version,
+        "config": {name: value for name, value in run.config.items() if name != "out"},
+        "start": evaluation.get("before", {}),
+        "end": evaluation.get("after", {}),
+        "curves": curves,
+        "steps": len(metrics),
+        "timings": {"seconds": [round(s, 3) for s in seconds]},
+        "made": made(),
+    }
+
+
+def made() -> dict[str, str]:
+    """Where and when: of the numbers, only the clocks depend on it."""
+    import assay
+
+    return {
+        "assay": assay.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def read_row(path: Path) -> dict[str, Any]:
+    """UserError names the file and what is wrong with it."""
+    row = read_json(path, ROW_BYTES)
+    for name, kind in (("key", str), ("config", dict), ("end", dict), ("curves", dict), ("timings", dict)):
+        if not isinstance(row.get(name), kind):
+            raise UserError(f"{path}: no row of a finished seed, {name!r} is missing or not {kind.__name__}: remove it")
+    if row.get("schema") != SCHEMA:
+        raise UserError(
+            f"{path}: row of schema {row.get('schema')!r}, and this version reads {SCHEMA}: remove the file"
+        )
+    return row
+
+
+def write_row(path: Path, row: Mapping[str, Any]) -> None:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, row)
+
+
+def find_row(key: str, stores: Sequence[Path]) -> dict[str, Any] | None:
+    """The row of a key in the first store that has it."""
+    for store in stores:
+        path = store / f"{key}.json"
+        if path.is_file():
+            row = read_row(path)
+            if row["key"] != key:
+                raise UserError(f"{path}: its key is {row['key']!r}, not its name: remove the file")
+            return row
+    return None
+
+
+def value(row: Mapping[str, Any], metric: str) -> float:
+    """A figure of a finished seed; NaN where it is not known.
+
+    "iid sampled", "iid greedy", "ood sampled", "ood greedy": held-out success at the end. "NAME first third", "NAME last
+    third": mean of a training curve over that part of the steps. "NAME": mean over all steps. "seconds", "env_steps",
+    "tokens": spent.
+    """
+    if metric in EVALUATIONS:
+        split, mode = metric.split()
+        half = row["end"] if split == "iid" else row["end"].get("ood", {})
+        return _number(half.get(mode, {}).get("success"))
+    if metric == "seconds":
+        return _number((row["timings"].get("seconds") or [None])[-1])
+    if metric in ("env_steps", "tokens"):
+        return _number((row["curves"].get(f"total_{metric}") or [None])[-1])
+    name, _, part = metric.partition(" ")
+    values = [_number(v) for v in row["curves"].get(name, [])]
+    third = max(1, len(values) // 3)
+    chosen = {"first third": values[:third], "last third": values[-third:], "": values}.get(part)
+    if name not in CURVES or chosen is None:
+        known = [*EVALUATIONS, *CURVES, "NAME first third", "NAME last third", "seconds", "env_steps", "tokens"]
+        raise UserError(f"metric {metric!r} does not exist: there are {', '.join(known)}")
+    known_ones = [v for v in chosen if v == v]
+    return float(np.mean(known_ones)) if known_ones else float("nan")
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _json(value: float) -> float | None:
+    return round(value, 6) if value == value else None

@@ -13,6 +13,7 @@ DEV = [
     "tensorboard",
     "wandb",
     "trackio",
+    "ray",
     "pytest",
     "pytest-xdist",
     "hypothesis",

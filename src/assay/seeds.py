@@ -64,7 +64,7 @@ class Job:
         return self.store / f"{self.key}.json"
 
     def as_json(self) -> str:
-        return json.dumps(asdict(self) | {"folder": str(self.folder), "store": str(self.store)})
+        return json.dumps(asdict(self) | {"folder": str(self.folder.absolute()), "store": str(self.store.absolute())})
 
     @classmethod
     def from_json(cls, text: str) -> Job:

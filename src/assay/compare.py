@@ -53,6 +53,8 @@ class Plan(Section):
     """Training seeds, the same for every arm: the pairs."""
     metric: str = "iid sampled"
     """The figure that the verdict is about, chosen before the runs."""
+    secondary: list[str] = Field([])
+    """Further figures, reported without a verdict."""
     effect: float = Field(0.05, gt=0)
     """Smallest difference of that figure that would matter."""
     alpha: float = Field(0.05, gt=0, lt=0.5)
@@ -105,7 +107,8 @@ def check(plan: Plan) -> None:
         raise UserError(
             f"metric {plan.metric!r} is not measured: the panel has {', '.join(measured(first)) or 'no task'}"
         )
-    value({"curves": {}, "end": {}, "timings": {}}, plan.metric)
+    for metric in (plan.metric, *plan.secondary):
+        value({"curves": {}, "end": {}, "timings": {}}, metric)
 
 
 def measured(config: RunConfig) -> list[str]:
@@ -232,7 +235,7 @@ def outcome(
     """What the rows come to. Only `clocks` and `made` depend on the machine and the hour."""
     rows = {at: row for at, job in jobs.items() if (row := find_row(job.key, [job.store])) is not None}
     first = resolve(next(iter(plan.arms.values())), "arm")
-    metrics = list(dict.fromkeys([plan.metric, *measured(first)]))
+    metrics = list(dict.fromkeys([plan.metric, *measured(first), *plan.secondary]))
     figures = {
         metric: {arm: {s: value(rows[arm, s], metric) for s in plan.seeds if (arm, s) in rows} for arm in plan.arms}
         for metric in metrics

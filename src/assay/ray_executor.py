@@ -6,6 +6,7 @@ the comparison's folder must lie where all machines can reach it.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,11 +32,12 @@ class Ray:
         if not self.ray.is_initialized():
             local: dict[str, Any] = {"address": "local", "num_cpus": self.jobs or len(os.sched_getaffinity(0))}
             self.ray.init(
-                **({} if address else local), include_dashboard=False, log_to_driver=False, logging_level="error"
+                **({} if address else local), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
             )
         task = self.ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1)(_run)
         limit = self.jobs if self.jobs and address else len(jobs)
-        waiting, running, failed = list(jobs), {}, {}
+        waiting, failed = list(jobs), dict[Path, str]()
+        running: dict[Any, Job] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < limit:

@@ -39,6 +39,9 @@ COMMANDS: dict[str, Command] = {  # in the order in which a newcomer needs them
     "compare": Command(
         "compare:compare", "compare grpo rloo --seeds 8", "which method is better? paired seeds, with a verdict"
     ),
+    "replicate": Command(
+        "replicate:replicate", "replicate --list", "published claims, put to the test, with our last verdict"
+    ),
     "report": Command("commands:report", "report RUN", "write the run's report.html again"),
     "resume": Command("commands:resume", "resume RUN --steps +50", "go on from a run's last checkpoint, or extend it"),
     "new": Command("new:new", "new env NAME", "a file to start from: your own environment or method"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import optimize
 from scipy import stats as scipy_stats
 
 from assay.rng import Key, generator
@@ -21,6 +22,9 @@ Array = NDArray[np.float64]
 
 RESAMPLES = 9999  # scipy's default; the 2.5 % tail then rests on 250 resamples
 BATCH = 2_000_000  # numbers resampled at once: 16 MB
+ROUNDING = 1e-12  # differences of values around 1 that are nearer than this are equal
+FLIPS = 16  # pairs up to which all 2^n sign patterns are tried
+FAR = 5.0  # noncentrality from which the other tail is below 3e-7; scipy's is NaN from about 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Interval:
     high: float
     n: int  # independent units behind it: tasks, seeds or pairs, not episodes or tokens
     over: str  # what these units are: "tasks", "seeds"
-    method: str  # "wilson", "bca", "percentile", "paired t", "point" (all values equal)
+    method: str  # "wilson", "bca", "percentile", "paired t", "welch", "point" (all values equal)
     confidence: float = 0.95
 
     def __str__(self) -> str:
@@ -166,6 +170,140 @@ def paired_difference(a: ArrayLike, b: ArrayLike, over: str = "seeds", confidenc
     return Comparison(
         Interval(mean, float(ci.low), float(ci.high), n, over, "paired t", confidence), float(test.pvalue), dropped
     )
+
+
+def paired_t(difference: ArrayLike, rounding: float = ROUNDING) -> tuple[Array, Array, Array]:
+    """Mean, standard deviation and two-sided p of the paired t-test, for many comparisons at once.
+
+    Where all differences of a comparison are equal there is no spread to divide by, and t would claim p = 0. Then the
+    standard deviation is exactly 0 and p is that of the sign-flip test: 2^(1 - n), or 1 if all are 0.
+
+    Args:
+      difference: [..., n] over pairs, n >= 2, without NaN.
+      rounding: differences that are nearer than this are equal.
+
+    Returns:
+      Three arrays [...].
+    """
+    d = np.asarray(difference, np.float64)
+    n = d.shape[-1]
+    if n < 2:
+        raise ValueError(f"a paired test needs at least two pairs, not {n}")
+    mean, sd = d.mean(-1), d.std(-1, ddof=1)
+    equal = np.ptp(d, axis=-1) <= rounding
+    p = 2 * scipy_stats.t.sf(np.abs(mean) / np.where(equal, 1.0, sd) * n**0.5, n - 1)
+    of_equal = np.where(np.abs(mean) <= rounding, 1.0, 2.0 ** (1 - n))
+    return mean, np.where(equal, 0.0, sd), np.where(equal, of_equal, p)
+
+
+def sign_flip(difference: ArrayLike, seed: int, *key: Key, resamples: int = RESAMPLES) -> float:
+    """Two-sided p of the mean difference when each pair's sign is a coin's: needs symmetry, not normality.
+
+    All 2^n sign patterns up to n = 16; beyond that `resamples` keyed ones, the observed one counted among them, so that
+    p is never 0. Its smallest value is 2^(1 - n): below 6 pairs it cannot reach 0.05. Source: Fisher 1935; Phipson and
+    Smyth 2010.
+
+    Args:
+      difference: [n] over pairs, without NaN.
+      seed, key: name the draws.
+    """
+    d = np.asarray(difference, np.float64)
+    n = d.size
+    if n < 1:
+        raise ValueError("a sign-flip test needs at least one pair, there is none")
+    if n <= FLIPS:
+        patterns = np.arange(2**n)[:, None] >> np.arange(n) & 1
+    else:
+        patterns = generator(seed, "sign flips", *key).integers(0, 2, (resamples, n), dtype=np.int8)
+    sums = np.abs(d.sum() - 2 * (patterns @ d))
+    as_far = int((sums >= abs(d.sum()) - ROUNDING * np.abs(d).sum()).sum())  # a tie is as far, whatever its rounding
+    return as_far / len(sums) if n <= FLIPS else (as_far + 1) / (resamples + 1)
+
+
+def holm(p: Sequence[float], family: int | None = None) -> list[float]:
+    """Holm's adjusted p-values, in the order given: at most alpha of families have any false rejection. Source: Holm 1979.
+
+    Args:
+      p: NaN is a test that could not be made: it stays NaN and counts as if it were the largest.
+      family: number of tests planned, at least those given; None: those given.
+    """
+    return [float(value) for value in adjust(np.asarray(p, np.float64), family)]
+
+
+def adjust(p: Array, family: int | None = None) -> Array:
+    """`holm` along the last axis of [..., k], for many families at once."""
+    k = p.shape[-1]
+    family = k if family is None else family
+    if family < k:
+        raise ValueError(f"a family of {family} tests cannot hold the {k} that were made")
+    order = np.argsort(p, axis=-1, kind="stable")  # NaN last
+    stepped = np.maximum.accumulate(np.take_along_axis(p, order, -1) * (family - np.arange(k)), axis=-1)
+    adjusted = np.empty_like(stepped)
+    np.put_along_axis(adjusted, order, np.minimum(stepped, 1.0), -1)
+    return adjusted
+
+
+def power_of(effect: float, sd: float, n: int, alpha: float = 0.05) -> float:
+    """Share of comparisons of n pairs in which a two-sided paired t-test at alpha finds a true difference `effect`.
+
+    Exact for normal differences with standard deviation `sd` (same unit as effect): noncentral t. Needs sd > 0, n >= 2.
+    """
+    if not sd > 0 or n < 2:
+        raise ValueError(f"power needs a spread and at least two pairs, not a standard deviation of {sd} and {n} pairs")
+    shift, bound = abs(effect) / sd * n**0.5, scipy_stats.t.isf(alpha / 2, n - 1)
+    far = 0.0 if shift > FAR else scipy_stats.nct.cdf(-bound, n - 1, shift)
+    return float(scipy_stats.nct.sf(bound, n - 1, shift) + far)
+
+
+def minimum_detectable(sd: float, n: int, alpha: float = 0.05, power: float = 0.8) -> float:
+    """Smallest true difference that `power` of the comparisons of n pairs find at alpha; the unit is sd's."""
+    if not alpha < power < 1:
+        raise ValueError(f"power must lie between alpha and 1, not {power} with alpha {alpha}")
+    high = 1.0
+    while power_of(high, 1.0, n, alpha) < power:
+        high *= 2
+    return sd * float(optimize.brentq(lambda d: power_of(d, 1.0, n, alpha) - power, 0.0, high))
+
+
+def pairs_for(effect: float, sd: float, alpha: float = 0.05, power: float = 0.8) -> int:
+    """Fewest pairs, two at least, with which `power` of the comparisons find a true difference `effect` at alpha."""
+    if not effect > 0:
+        raise ValueError(f"the difference to find must be above 0, not {effect}")
+    few, many = 1, 2  # `few` pairs are too few, `many` enough
+    while power_of(effect, sd, many, alpha) < power:
+        few, many = many, 2 * many
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if power_of(effect, sd, middle, alpha) >= power else (middle, many)
+    return many
+
+
+def welch(a: ArrayLike, b: ArrayLike, over: str = "seeds", confidence: float = 0.95) -> Interval:
+    """Mean of a minus mean of b, two independent sets of units, spreads not assumed alike. Source: Welch 1947.
+
+    Args:
+      a, b: [n] and [m]; NaN is left out. `n` of the interval is the sum of those known.
+
+    Raises:
+      ValueError: fewer than two known values on a side.
+    """
+    x, y = _known(a), _known(b)
+    if min(x.size, y.size) < 2:
+        raise ValueError(f"a difference of means needs two known values a side, there are {x.size} and {y.size}")
+    difference, n = float(x.mean() - y.mean()), x.size + y.size
+    error, degrees = spread_of_means(x, y)
+    if error == 0:
+        return Interval(difference, difference, difference, n, over, "point", confidence)
+    half = float(scipy_stats.t.isf((1 - confidence) / 2, degrees)) * error
+    return Interval(difference, difference - half, difference + half, n, over, "welch", confidence)
+
+
+def spread_of_means(x: Array, y: Array) -> tuple[float, float]:
+    """Standard error of mean(x) - mean(y) of independent sets, and Satterthwaite's degrees of freedom (NaN if 0)."""
+    parts = np.array([0.0 if np.ptp(v) <= ROUNDING * np.abs(v).max() else v.var(ddof=1) / v.size for v in (x, y)])
+    if not parts.sum() > 0:
+        return 0.0, float("nan")
+    return float(parts.sum() ** 0.5), float(parts.sum() ** 2 / (parts**2 / [x.size - 1, y.size - 1]).sum())
 
 
 def _known(values: ArrayLike) -> Array:

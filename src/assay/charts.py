@@ -28,6 +28,7 @@ class Line:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     colour: int = 0  # index of the page's colours
+    at: str = "step"  # what x counts
     dots: bool = False  # few, separate measurements with their intervals rather than a line
 
 
@@ -108,7 +109,7 @@ def _dots(frame: Frame, line: Line, percent: bool) -> str:
 
 def _said(line: Line, i: int, percent: bool) -> str:
     step, value = line.points[i]
-    text = f"{line.name}, step {step:g}: {number(value, percent)}"
+    text = f"{line.name}, {line.at} {step:g}: {number(value, percent)}"
     if line.low:
         text += f" [{number(line.low[i], percent)}, {number(line.high[i], percent)}]"
     return text
@@ -141,7 +142,7 @@ def _steps(frame: Frame) -> str:
 
 
 def _below(frame: Frame, x: float, anchor: str, step: float) -> str:
-    return f'<text x="{x:.1f}" y="{frame.bottom + 18}" text-anchor="{anchor}">{step:g}</text>'
+    return f'<text x="{x:.1f}" y="{frame.bottom + 18}" text-anchor="{anchor}">{number(step)}</text>'
 
 
 def _rect(x: float, y: float, width: float, height: float, fill: str, said: str) -> str:
@@ -241,7 +242,7 @@ def thin(line: Line) -> Line:
     ]
     low = [mean(line.low[i : i + width]) for i in groups] if line.low else ()
     high = [mean(line.high[i : i + width]) for i in groups] if line.high else ()
-    return Line(line.name, points, low, high, line.colour)
+    return Line(line.name, points, low, high, line.colour, line.at)
 
 
 def running_mean(points: Sequence[Point], reach: int) -> list[Point]:

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from comparison_parts import Forged, row
 
 from assay.cli.compare import Compare, plan_of
 from assay.cli.flags import split
 from assay.cli.main import main
 from assay.compare import OTHER_SEEDS, Plan, compare, create, environment_version, load, seed_jobs, start_jobs
-from assay.executors import Watch
 from assay.protocols import UserError
-from assay.seeds import Job, value, write_row
+from assay.seeds import Job, value
 
 COMMON = "--env babyai/GoToRedBallNoDists --model tiny-300k --steps 3 --tasks-per-step 2 --rollouts-per-task 4"
 PANEL = "--evaluation.tasks 4 --evaluation.no-ood --max-turn-tokens 4"
@@ -29,50 +29,6 @@ PANEL = "--evaluation.tasks 4 --evaluation.no-ood --max-turn-tokens 4"
 
 def plan(arms: Sequence[str], seeds: int = 4, flags: str = f"{COMMON} {PANEL}", **settings: Any) -> Plan:
     return plan_of(arms, split(flags.split()).given, Compare(seeds=seeds, **settings))
-
-
-def row(job: Job, success: float, greedy: float = 0.5, slope: float = 1.0) -> dict[str, Any]:
-    """As a finished run leaves it, with known figures."""
-    curve = [0.1, 0.2 * slope, 0.3 * slope]
-    half = {
-        name: {"success": s, "low": 0.0, "high": 1.0, "n": 4, "panel": "p"}
-        for name, s in (("sampled", success), ("greedy", greedy))
-    }
-    return {
-        "schema": 1,
-        "key": job.key,
-        "environment_version": job.environment_version,
-        "config": job.values,
-        "start": {},
-        "end": half,
-        "curves": {
-            "success": curve,
-            "total_env_steps": [10, 20, 30],
-            "total_tokens": [20, 40, 60],
-            "entropy": [1.0, 0.5, 0.2],
-        },
-        "steps": 3,
-        "timings": {"seconds": [1.0, 2.0, 3.0]},
-        "made": {},
-    }
-
-
-class Forged:
-    """An executor that writes rows with figures of its own: what is tested is everything around it."""
-
-    def __init__(self, figures: dict[str, list[float]], fails: Sequence[str] = ()) -> None:
-        self.figures, self.fails, self.ran = figures, fails, list[str]()
-
-    def run(self, jobs: Sequence[Job], watch: Watch) -> dict[Path, str]:
-        failed = {}
-        for job in jobs:
-            self.ran.append(job.name)
-            arm, _, seed = job.name.partition(", seed ")
-            if job.name in self.fails:
-                failed[job.row] = "the disk is on fire"
-            else:
-                write_row(job.row, row(job, self.figures[arm][int(seed)] if seed else 0.25))
-        return failed
 
 
 def test_differences_are_paired_by_seed_and_said_in_words(tmp_path: Path) -> None:

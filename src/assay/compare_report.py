@@ -129,8 +129,8 @@ def tested(result: Result) -> str:
     looks = f" It was looked at {result['looks']} times, and p is multiplied by that." if result["looks"] > 1 else ""
     return (
         f"The figure is {result['metric']} ({_panel(result)}); the unit is the training seed, and arms share seeds, start and "
-        f"task order. Intervals of a difference are paired t at {1 - result['alpha']:.0%}, p is corrected over the pairs by Holm's "
-        f"method, and a verdict needs a corrected p of at most {result['alpha']:g}, or an interval within "
+        f"task order. Intervals of a difference are paired t at {1 - result['alpha']:.0%}, p is corrected over the pairs "
+        f"by Holm's method, and a verdict needs a corrected p of at most {result['alpha']:g}, or an interval within "
         f"{result['effect']:g} for no difference. The noise floor is what a method differs from itself by in 95 % of "
         f"comparisons; detectable is the true difference that this number of seeds finds in 80 %.{looks}"
     )
@@ -398,8 +398,8 @@ def replicate_table(verdicts: Sequence[Mapping[str, Any]]) -> str:
         "# Published claims, put to the test",
         "",
         "Written by `assay replicate`, never by hand; a negative or inconclusive row stays. The difference is the first arm",
-        "minus the second, the mean over paired training seeds with a paired t interval at 95 %. A verdict is on the claim at the",
-        "scale that is stated, and says nothing about other scales.",
+        "minus the second, the mean over paired training seeds with a paired t interval at 95 %. A verdict is on the claim at",
+        "the scale that is stated, and says nothing about other scales.",
         "",
         md_table(head, rows),
         "",

@@ -305,7 +305,7 @@ def forest(result: Result, pairs: Sequence[Mapping[str, Any]]) -> Markup:
             low, high = x(-p["noise_floor"]), x(p["noise_floor"])
             parts.append(f'<rect x="{low:.1f}" y="{y - 11}" width="{high - low:.1f}" height="22" class="floor"/>')
         name = f"{p['a']} - {p['b']}"
-        shown = name if len(name) <= 30 else name[:29] + "…"
+        shown = " - ".join(arm if len(arm) <= 14 else f"{arm[:6]}…{arm[-7:]}" for arm in (p["a"], p["b"]))
         parts.append(f'<text x="0" y="{y + 4}">{escape(shown)}<title>{escape(name)}</title></text>')
         colour = {"better": "var(--good)", "worse": "var(--bad)"}.get(p["verdict"] if primary else "", "var(--c0)")
         if _known(d["low"]) and _known(d["high"]):

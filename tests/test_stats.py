@@ -1,12 +1,27 @@
 """Intervals against published numbers, formulas, brute force and their own coverage."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from assay.stats import bca, iqm, paired_difference, success_interval, wilson
+from assay.stats import (
+    bca,
+    holm,
+    iqm,
+    minimum_detectable,
+    paired_difference,
+    paired_t,
+    pairs_for,
+    power_of,
+    sign_flip,
+    success_interval,
+    welch,
+    wilson,
+)
 
 NAN = float("nan")
 
@@ -156,3 +171,96 @@ def test_swapping_the_sides_mirrors_the_interval(values, shift) -> None:
 
 def test_an_interval_says_what_it_is_over() -> None:
     assert str(wilson(7, 10)) == "0.700 [0.397, 0.892] (10 tasks, wilson)"
+
+
+def test_many_paired_tests_at_once_are_scipys() -> None:
+    d = np.random.default_rng(0).normal(0.2, 1, (3, 4, 7))
+    mean, sd, p = paired_t(d)
+    np.testing.assert_allclose(p, scipy_stats.ttest_1samp(d, 0, axis=-1).pvalue)
+    np.testing.assert_allclose((mean, sd), (d.mean(-1), d.std(-1, ddof=1)))
+    with pytest.raises(ValueError, match="at least two pairs, not 1"):
+        paired_t([[0.1]])
+
+
+def test_equal_differences_get_the_sign_flip_p_and_no_warning() -> None:
+    mean, sd, p = paired_t([[0.3, 0.1 + 0.2, 0.3], [0, 0, 0], [-1, -1, -1], [0, 0, 1]])
+    assert sd[:3].tolist() == [0, 0, 0] and sd[3] > 0
+    assert p[:3].tolist() == [0.25, 1, 0.25] and mean[0] == pytest.approx(0.3)
+    assert [sign_flip([v] * 3, 0) for v in (0.3, 0.0, -1)] == [0.25, 1, 0.25]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9])
+@pytest.mark.parametrize("kind", ["normal", "tied", "two-valued"])
+def test_sign_flips_are_brute_force_over_all_patterns(n, kind) -> None:
+    random = np.random.default_rng(n)
+    d = {
+        "normal": random.normal(0.5, 1, n),
+        "tied": random.integers(-2, 4, n) / 10,
+        "two-valued": random.choice([-0.1, 0.3], n),
+    }[kind]
+    exact = [round(1e9 * v) for v in d]  # whole numbers: a tie is a tie
+    far = [abs(sum(s * v for s, v in zip(signs, exact, strict=True))) for signs in product((1, -1), repeat=n)]
+    assert sign_flip(d, 0) == pytest.approx(np.mean([f >= abs(sum(exact)) - n for f in far]))
+
+
+def test_beyond_16_pairs_sign_flips_are_drawn_by_key_and_p_is_never_0() -> None:
+    d = np.random.default_rng(3).normal(0.4, 1, 17)
+    signs = 1 - 2 * (np.arange(2**17)[:, None] >> np.arange(17) & 1)
+    exact = (np.abs(signs @ d) >= abs(d.sum()) - 1e-9).mean()
+    got = sign_flip(d, 0, "a")
+    assert got == pytest.approx(exact, abs=4 * (exact / 9999) ** 0.5) and got == sign_flip(d, 0, "a")
+    assert got != sign_flip(d, 0, "b")
+    assert sign_flip(np.ones(40), 0) == 1 / 10_000
+    with pytest.raises(ValueError, match="there is none"):
+        sign_flip([], 0)
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # 3 x .01, 2 x .03, and not less than that
+    assert holm([0.01, 0.04, 0.03], family=5) == pytest.approx([0.05, 0.12, 0.12])  # 5 x .01, 4 x .03, 3 x .04
+    assert holm([0.5, 0.4]) == pytest.approx([0.8, 0.8])
+    assert holm([0.9, 0.8]) == [1, 1] and holm([]) == []
+    np.testing.assert_allclose(holm([0.02, NAN, 0.03]), [0.06, NAN, 0.06])  # as if the unknown one were the largest
+    with pytest.raises(ValueError, match="family of 1 tests cannot hold the 2"):
+        holm([0.1, 0.2], family=1)
+
+
+@pytest.mark.parametrize(("effect", "power", "n"), [(0.2, 0.8, 199), (0.5, 0.8, 34), (0.8, 0.8, 15), (0.5, 0.9, 44)])
+def test_pairs_for_are_the_tabled_sample_sizes(effect, power, n) -> None:
+    """Two-sided paired t-test at 0.05: G*Power 3 (Faul et al. 2007), "difference between two dependent means"."""
+    assert pairs_for(effect, 1.0, 0.05, power) == n == pairs_for(effect / 50, 0.02, 0.05, power)
+    assert power_of(effect, 1.0, n) >= power > power_of(effect, 1.0, n - 1)
+
+
+@pytest.mark.parametrize(("n", "expected"), [(5, 1.68), (8, 1.16), (16, 0.749), (34, 0.495)])
+def test_the_minimum_detectable_effect_is_the_tabled_one(n, expected) -> None:
+    assert minimum_detectable(1.0, n) == pytest.approx(expected, rel=0.01)
+    assert power_of(minimum_detectable(0.3, n), 0.3, n) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("alpha", [0.05, 0.001])
+def test_power_is_the_integral_over_the_spread_also_where_scipys_tail_is_not_a_number(n, alpha) -> None:
+    bound = scipy_stats.t.isf(alpha / 2, n - 1)
+    spread = np.sqrt(scipy_stats.chi2.ppf((np.arange(200_000) + 0.5) / 200_000, n - 1) / (n - 1))
+    for shift in (0.0, 0.5, 4.9, 5.1, 8.0, bound, 2 * bound):
+        tails = scipy_stats.norm.cdf(shift - bound * spread) + scipy_stats.norm.cdf(-shift - bound * spread)
+        assert power_of(shift / n**0.5, 1.0, n, alpha) == pytest.approx(tails.mean(), abs=2e-5)
+
+
+def test_power_without_a_spread_or_an_effect_is_refused() -> None:
+    for call in (lambda: power_of(0.1, 0.0, 8), lambda: power_of(0.1, 1, 1), lambda: pairs_for(0.0, 1.0)):
+        with pytest.raises(ValueError, match="not"):
+            call()
+    with pytest.raises(ValueError, match="between alpha and 1"):
+        minimum_detectable(1.0, 8, 0.05, 1.0)
+
+
+def test_welch_is_scipys_and_a_point_where_nothing_varies() -> None:
+    a, b = [0.9, NAN, 0.7, 0.8], [0.5, 0.52, 0.51, 0.4, 0.6]
+    expected = scipy_stats.ttest_ind(a, b, equal_var=False, nan_policy="omit").confidence_interval(0.9)
+    got = welch(a, b, confidence=0.9)
+    assert (got.low, got.high) == pytest.approx((expected.low, expected.high)) and got.n == 8
+    still = welch([0.3, 0.3], [0.1, 0.1, 0.1])
+    assert (still.low, still.high, still.method) == (pytest.approx(0.2), pytest.approx(0.2), "point")
+    assert welch([0.3, 0.3], [0.1, 0.2]).high > 0.5  # one side varies: one degree of freedom

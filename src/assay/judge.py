@@ -1,8 +1,8 @@
 """Is one method better than another? A verdict per pair of arms, over paired training seeds, that may be "inconclusive".
 
-`tests` and `rule` decide, over arrays: `judge` calls them on one comparison and the tests of this file on ten thousand, so
-that the rates on the page of comparing are those of this code. Left out: a verdict from one run, and one without the
-spread behind it.
+`paired_tests` and `rule` decide, over arrays: `judge` calls them on one comparison and its tests on ten thousand, so that
+the rates on the page of comparing are those of this code. Left out: a verdict from one run, and one without the spread
+behind it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ __all__ = [
     "holm",
     "judge",
     "minimum_detectable",
+    "paired_tests",
     "pairs_for",
     "power_of",
     "rule",
     "self_difference",
-    "tests",
 ]
 
 VERDICTS = ("inconclusive", "no difference", "worse", "better")
@@ -102,7 +102,7 @@ class _Question:
         return self.alpha / (self.family * looks)
 
 
-def tests(difference: Array, looks: int = 1, family: int | None = None) -> tuple[Array, Array, Array]:
+def paired_tests(difference: Array, looks: int = 1, family: int | None = None) -> tuple[Array, Array, Array]:
     """Mean, standard deviation and corrected p of paired differences [..., k, n]: k pairs of arms are one family."""
     mean, sd, p = paired_t(difference)
     return mean, sd, correct(p, looks, family)

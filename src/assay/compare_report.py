@@ -1,57 +1,67 @@
 """What a comparison looks like: for the terminal, as Markdown and LaTeX tables, and as one page that opens offline.
 
-All of it is drawn from compare.json, so that a result from another machine looks the same. A figure that decides gets a verdict
-in words; the others are marked as exploratory and get intervals only.
+All of it is drawn from compare.json, so that a result from another machine looks the same. The figure that decides gets a
+verdict in words; the others are marked as exploratory and get intervals only. Names and errors are untrusted: each kind of
+output escapes them in its own way.
 """
 
 from __future__ import annotations
 
-import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup, escape
 from rich.table import Table
 from rich.text import Text
 
-from assay import charts
-from assay.charts import Line, number
+from assay.charts import number
+from assay.compare_charts import (
+    COLOURS,
+    MARKS,
+    SUCCESS,
+    Result,
+    curves,
+    dash,
+    forest,
+    interval,
+    matrix,
+    seed_plot,
+)
 from assay.files import write_file
+from assay.records import is_number
 
-COLOURS = 5  # of the page's style sheet
-AXES = {"env_steps": "environment steps", "tokens": "generated tokens", "seconds": "seconds of training"}
+MOST_SENTENCES = 6  # pairs whose verdicts are read one by one: those of four arms
+MOST_OPEN = 24  # exploratory rows that are shown without being asked for
+MOST_ERROR = 300  # characters of an error
+LONG_NAME = 24  # characters from which a name may wrap in LaTeX
+SHARE = "share of tasks solved, where 0.01 is one percentage point"
+STYLES = {"better": "bold green", "worse": "bold red", "no difference": "bold", "inconclusive": "bold yellow"}
 LATEX = {
     "\\": r"\textbackslash{}",
     **{c: "\\" + c for c in "&%$#_{}"},
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "`": r"\textasciigrave{}",
+    "±": r"$\pm$",
 }
-WIDTH, ROW, LABEL = 560, 30, 190  # of a forest plot, in user units
-
-Result = Mapping[str, Any]
 
 
 # -------------------------------------------------------------------------------------------------------------- words
 
 
-def interval(value: Mapping[str, Any] | None, sign: bool = False) -> str:
-    """ "+0.031 [+0.012, +0.050]"; "-" where nothing is known, "?" for an end that is not."""
-    if not value or value.get("estimate") is None:
-        return "-"
-    form = "+.3f" if sign else ".3f"
-    low, high = (format(v, form) if v is not None else "?" for v in (value.get("low"), value.get("high")))
-    return f"{value['estimate']:{form}} [{low}, {high}]"
-
-
-def figure(value: float | None, form: str = ".3f") -> str:
-    return "-" if value is None else format(value, form)
-
-
 def p_value(value: float | None) -> str:
-    return "-" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+    return "-" if not is_number(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def figure(value: float | None) -> str:
+    return f"{value:.3f}" if is_number(value) else "-"
 
 
 def deciding(result: Result) -> list[Mapping[str, Any]]:
@@ -63,135 +73,216 @@ def exploratory(result: Result) -> list[Mapping[str, Any]]:
     return [pair for pair in result["pairs"] if pair["metric"] != result["metric"]]
 
 
+def sentences(result: Result) -> list[tuple[str, str]]:
+    """(verdict, sentence) of every pair of the figure that decides."""
+    return [(pair["verdict"], plain(pair["sentence"])) for pair in deciding(result)]
+
+
 def headlines(result: Result) -> list[tuple[str, str]]:
-    """(verdict, sentence) of every pair; why there is none where there is none."""
-    found = [(pair["verdict"], pair["sentence"]) for pair in deciding(result)]
+    """(verdict, sentence): each pair's, or what many come to; why there is none; what a method differs from itself by."""
+    pairs = deciding(result)
+    found = sentences(result) if len(pairs) <= MOST_SENTENCES else [_summary(result, pairs)]
+    if not found:
+        found = [("inconclusive", "inconclusive: there is no pair of arms, since no training seed is finished")]
     for noise in result["noise"]:
-        found.append(
-            ("noise", f"{noise['arm']} differs from itself with other seeds by {interval(noise['difference'], True)}")
-        )
-    return found or [("inconclusive", "nothing to compare yet: no pair of arms has finished seeds")]
+        apart = interval(noise["difference"], sign=True)
+        found.append(("noise", f"{plain(noise['arm'])} differs from itself with other seeds by {apart}"))
+    return found
 
 
-def arm_rows(result: Result) -> list[list[str]]:
-    """Per arm: name, mean of each figure with its interval over seeds, seeds, what one seed spent."""
+def _summary(result: Result, pairs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Of many pairs: how many got which verdict, and which arms no other beats."""
+    count = Counter(pair["verdict"] for pair in pairs)
+    apart = count["better"] + count["worse"]
+    text = (
+        f"of {len(pairs)} pairs of {len(result['arms'])} arms {apart} {'is' if apart == 1 else 'are'} apart, "
+        f"{count['no difference']} without a difference of {result['effect']:g} or more, {count['inconclusive']} inconclusive"
+    )
+    if not apart:
+        return ("no difference" if not count["inconclusive"] else "inconclusive"), text
+    beaten = {p["b"] if p["verdict"] == "better" else p["a"] for p in pairs if p["verdict"] in ("better", "worse")}
+    best = [plain(arm) for arm in result["arms"] if arm not in beaten]
+    return "better", f"{text}; beaten by no other: {', '.join(best) or 'none'}"
+
+
+def unfinished(result: Result) -> list[str]:
+    return [
+        f"unfinished: {plain(gap['arm'])}, seed {gap['seed']}: {plain(gap['error'], MOST_ERROR)}"
+        for gap in result["unfinished"]
+    ]
+
+
+def plain(text: Any, most: int = 0) -> str:
+    """One line without control characters, which could steer a terminal; at most `most` characters, if given."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return line if not most or len(line) <= most else line[: most - 1] + "…"
+
+
+def tested(result: Result) -> list[str]:
+    """How, in three sentences."""
+    pairs, seeds, level = len(deciding(result)), len(result["seeds"]), 100 * (1 - result["alpha"])
+    looks = f", multiplied by the {result['looks']} looks at this comparison," if result["looks"] > 1 else ""
+    family = f" corrected by Holm's method over the {pairs} pairs of arms" if pairs > 1 else ""
+    return [
+        f"Every arm trained with the same {seeds} training seed{'s'[: seeds != 1]}, which are the unit of all intervals and "
+        f"tests, and was measured on the same panel ({panel(result)}).",
+        f"A difference in {plain(result['metric'])} is the mean over paired seeds with a paired t interval at {level:g} %; an "
+        f"arm is better or worse if p{family}{looks} is at most {result['alpha']:g}, there is no difference if the "
+        f"{100 - 200 * result['alpha']:g} % interval lies within ±{result['effect']:g}, and all else is inconclusive.",
+        "The noise floor is what 95 % of comparisons of a method with itself, other seeds on either side, stay within; "
+        "detectable is the true difference that so many pairs find in 80 % of comparisons.",
+    ]
+
+
+def panel(result: Result) -> str:
+    known = result["panel"]
+    hashes = ", ".join(f"{name} {plain(text)}" for name, text in known.items() if name != "tasks" and text)
+    return f"{known.get('tasks', '?')} held-out tasks a split{': ' + hashes if hashes else ''}"
+
+
+def unit(metric: str) -> str:
+    return SHARE if metric in SUCCESS else "in its own unit"
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def arm_head(result: Result, metrics: Sequence[str]) -> list[str]:
+    return ["arm", *metrics, "seeds", "env steps", "tokens", "minutes"]
+
+
+def arm_rows(result: Result, metrics: Sequence[str]) -> list[list[str]]:
+    """Per arm: name, mean of each figure with its interval over seeds, seeds, what one seed spent on average."""
     rows = []
     for name, arm in result["arms"].items():
         seeds = list(arm["seeds"].values())
-        spent = [_mean([seed.get(key) for seed in seeds]) for key in ("env_steps", "tokens", "seconds")]
-        minutes = "-" if spent[2] is None else f"{spent[2] / 60:.1f}"
-        cells = [interval(arm["mean"].get(metric)) for metric in result["metrics"]]
-        rows.append([name, *cells, str(len(seeds)), *("-" if v is None else number(v) for v in spent[:2]), minutes])
+        steps, tokens, seconds = (
+            _mean([seed.get(key) for seed in seeds]) for key in ("env_steps", "tokens", "seconds")
+        )
+        spent = ["-" if v is None else number(v) for v in (steps, tokens)]
+        minutes = "-" if seconds is None else f"{seconds / 60:.1f}"
+        means = [interval(arm["mean"].get(metric)) for metric in metrics]
+        rows.append([plain(name), *means, str(len(seeds)), *spent, minutes])
     return rows
 
 
-def arm_head(result: Result) -> list[str]:
-    return ["arm", *result["metrics"], "seeds", "env steps", "tokens", "minutes"]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
+def _mean(values: Sequence[Any]) -> float | None:
+    known = [float(v) for v in values if is_number(v)]
     return sum(known) / len(known) if known else None
 
 
-PAIR_HEAD = [
-    "pair",
-    "difference",
-    "BCa",
-    "p",
-    "permutation p",
-    "corrected p",
-    "noise floor",
-    "detectable",
-    "seeds",
-    "verdict",
-]
+PAIR_HEAD = ["arm", "against", "difference", "BCa", "p", "sign-flip p", "corrected p", "noise floor", "detectable"]
+PAIR_HEAD += ["pairs", "more seeds", "verdict"]
 
 
 def pair_rows(result: Result) -> list[list[str]]:
     return [
         [
-            f"{p['a']} - {p['b']}",
-            interval(p["difference"], True),
-            interval(p["bootstrap"], True),
+            plain(p["a"]),
+            plain(p["b"]),
+            interval(p["difference"], sign=True),
+            _ends(p["bootstrap"]),
             *(p_value(p[name]) for name in ("p", "p_permutation", "p_corrected")),
             figure(p["noise_floor"]),
             figure(p["mde"]),
             str(p["n"]),
+            "-" if p["seeds_needed"] is None else str(p["seeds_needed"]),
             p["verdict"],
         ]
         for p in deciding(result)
     ]
 
 
-def tested(result: Result) -> str:
-    """How, in three sentences."""
-    looks = f" It was looked at {result['looks']} times, and p is multiplied by that." if result["looks"] > 1 else ""
-    return (
-        f"The figure is {result['metric']} ({_panel(result)}); the unit is the training seed, and arms share seeds, start and "
-        f"task order. Intervals of a difference are paired t at {1 - result['alpha']:.0%}, p is corrected over the pairs "
-        f"by Holm's method, and a verdict needs a corrected p of at most {result['alpha']:g}, or an interval within "
-        f"{result['effect']:g} for no difference. The noise floor is what a method differs from itself by in 95 % of "
-        f"comparisons; detectable is the true difference that this number of seeds finds in 80 %.{looks}"
-    )
+def _ends(value: Mapping[str, Any] | None) -> str:
+    """Of an interval whose estimate stands beside it."""
+    text = interval(value)
+    return text[text.index("[") :] if "[" in text else "-"
 
 
-def _panel(result: Result) -> str:
-    hashes = ", ".join(f"{name} {text}" for name, text in result["panel"].items() if name != "tasks")
-    return f"panel of {result['panel'].get('tasks', '?')} tasks a split{': ' + hashes if hashes else ''}"
+OTHER_HEAD = ["figure", "arm", "against", "difference"]
+
+
+def other_rows(result: Result) -> list[list[str]]:
+    return [
+        [plain(p["metric"]), plain(p["a"]), plain(p["b"]), interval(p["difference"], True)] for p in exploratory(result)
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------------- terminal
 
 
 def terminal(result: Result) -> list[Any]:
-    """Verdicts first, then the arms, then the pairs."""
-    styles = {"better": "bold green", "worse": "bold red", "no difference": "bold", "inconclusive": "bold yellow"}
-    found: list[Any] = [Text(sentence, style=styles.get(verdict, "dim")) for verdict, sentence in headlines(result)]
-    found.append(
-        _table(f"mean over seeds, 95 % interval over seeds; {_panel(result)}", arm_head(result), arm_rows(result))
-    )
-    if deciding(result):
-        found.append(_table(f"differences in {result['metric']}", PAIR_HEAD, pair_rows(result)))
-    if exploratory(result):
-        rows = [[p["metric"], f"{p['a']} - {p['b']}", interval(p["difference"], True)] for p in exploratory(result)]
-        found.append(_table("exploratory: no verdict on these", ["figure", "pair", "difference"], rows))
-    for gap in result["unfinished"]:
-        found.append(Text(f"unfinished: {gap['arm']}, seed {gap['seed']}: {gap['error']}", style="red"))
-    return found
+    """Verdicts first, then the arms, then the pairs; it fits 80 columns where names are short."""
+    found: list[Any] = [Text(sentence, style=STYLES.get(verdict, "dim")) for verdict, sentence in headlines(result)]
+    metric, pairs = result["metric"], deciding(result)
+    title = f"{plain(metric)}: mean [95 % interval] over seeds; {panel(result)}; spent a seed"
+    found.append(_table(title, arm_head(result, ["mean"]), arm_rows(result, [metric])))
+    if 0 < len(pairs) <= MOST_SENTENCES:
+        rows = [_stacked(row) for row in pair_rows(result)]
+        found.append(
+            _table(f"differences in {plain(metric)}", ["pair", "difference", "p", "noise floor", "detectable"], rows)
+        )
+    elif pairs:
+        rows = [[row[0], row[1], row[2], row[6], row[-1]] for row in pair_rows(result)]
+        found.append(
+            _table(f"differences in {plain(metric)}", ["arm", "against", "difference", "corrected p", "verdict"], rows)
+        )
+    others = other_rows(result)
+    if 0 < len(others) <= MOST_OPEN:
+        found.append(_table("exploratory, no verdict", OTHER_HEAD, others))
+    elif others:
+        found.append(Text(f"exploratory: {len(others)} differences in further figures are in the report", style="dim"))
+    return found + [Text(line, style="red") for line in unfinished(result)]
+
+
+def _stacked(row: Sequence[str]) -> list[str]:
+    """A row of `pair_rows` on three lines, since a terminal is narrow."""
+    a, b, difference, ends, p, flip, corrected, floor, detectable, *_ = row
+    return [
+        f"{a}\nagainst {b}",
+        f"{difference}\n{'BCa':>6} {ends}",
+        f"t {p}\nsign flips {flip}\ncorrected {corrected}",
+        floor,
+        detectable,
+    ]
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="dim", box=None, padding=(0, 2, 0, 0))
-    for name in head:
-        table.add_column(name, overflow="fold")
+    table = Table(
+        title=title, title_justify="left", title_style="dim", box=None, padding=(0, 2, 0, 0), header_style="dim"
+    )
+    for i, name in enumerate(head):
+        names = name in ("arm", "against", "pair", "figure")
+        widest = max((len(line) for row in rows for line in row[i].split("\n")), default=0)
+        table.add_column(name, overflow="fold", min_width=min(widest, 12) if names else widest, max_width=60)
     for row in rows:
         table.add_row(*map(Text, row))
     return table
 
 
-# ------------------------------------------------------------------------------------------------- Markdown and LaTeX
+# ----------------------------------------------------------------------------------------------------------- Markdown
 
 
 def markdown(result: Result) -> str:
-    parts = [f"# {_md(result['title'])}", "", *(f"- **{v}**: {_md(s)}" for v, s in headlines(result)), ""]
-    parts += [md_table(arm_head(result), arm_rows(result)), ""]
+    metrics = result["metrics"]
+    parts = [f"# {_md(result['title'])}", "", *(f"- **{v}**: {_md(s)}" for v, s in headlines(result))]
+    parts += [f"- **{_md(line)}**" for line in unfinished(result)]
+    parts += [
+        "",
+        f"Means over training seeds with 95 % intervals over seeds ({unit(result['metric'])}). Steps, tokens and",
+    ]
+    parts += ["minutes are those of one seed.", "", md_table(arm_head(result, metrics), arm_rows(result, metrics)), ""]
     if deciding(result):
         parts += [f"Differences in {_md(result['metric'])}:", "", md_table(PAIR_HEAD, pair_rows(result)), ""]
     if exploratory(result):
-        rows = [[p["metric"], f"{p['a']} - {p['b']}", interval(p["difference"], True)] for p in exploratory(result)]
-        parts += ["Exploratory, without verdict:", "", md_table(["figure", "pair", "difference"], rows), ""]
-    for gap in result["unfinished"]:
-        parts.append(f"- unfinished: {_md(gap['arm'])}, seed {gap['seed']}: {_md(gap['error'])}")
-    parts += [
-        _md(tested(result)),
-        "",
-        f"    {_line(result['command'])}",
-        "",
-        f"{result['date']}, assay {result['assay']}",
-        "",
-    ]
+        parts += ["Exploratory, without a verdict:", "", md_table(OTHER_HEAD, other_rows(result)), ""]
+    parts += [_md(" ".join(tested(result))), "", f"    {plain(result['command'])}", ""]
+    parts += [_md(f"{result['env']}, {result['model']}, {result['budget']} a seed; {_made(result)}"), ""]
     return "\n".join(parts)
+
+
+def _made(result: Result) -> str:
+    return f"assay {result['assay']}, {result['date']}, {result['machine']}"
 
 
 def md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -200,53 +291,72 @@ def md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _md(text: Any) -> str:
-    """Text that cannot leave its cell."""
-    return re.sub(r"([\\`*_<>|#])", r"\\\1", _line(text)).strip()
+    """Text that neither leaves its cell nor becomes a link, a heading, a formula or HTML."""
+    text = re.sub(r"([\\`*_<>|#~$&])", r"\\\1", plain(text))
+    return re.sub(r"\](?=[(\[:])", r"\\]", text)
 
 
-def _line(text: Any) -> str:
-    return " ".join(str(text).split())
+# -------------------------------------------------------------------------------------------------------------- LaTeX
 
 
 def latex(result: Result) -> str:
-    """A booktabs table of the arms and one of the pairs."""
+    """A booktabs table of the arms and one of the pairs; both need `booktabs` and nothing else."""
+    metrics, seeds = result["metrics"], len(result["seeds"])
+    spread = f"Mean over {seeds} training seeds with the 95 % interval over seeds in brackets (n = {seeds})"
     caption = (
-        f"{result['title']}. Mean over training seeds with 95 % intervals over seeds; {_panel(result)}; budget "
-        f"{result['budget']}."
+        f"{result['title']}, {result['model']}, {result['budget']}. {spread}; {unit(result['metric'])}; {panel(result)}. "
+        "Environment steps, tokens and minutes are those of one seed."
     )
-    first = _latex_table(arm_head(result), arm_rows(result), caption)
-    second = _latex_table(PAIR_HEAD, pair_rows(result), f"Differences. {tested(result)}") if deciding(result) else ""
-    return f"{first}\n{second}"
+    first = _latex_table(arm_head(result, metrics), arm_rows(result, metrics), caption, "arms", names=1)
+    if not deciding(result):
+        return first
+    caption = f"Differences in {result['metric']} ({unit(result['metric'])}). {' '.join(tested(result))}"
+    return f"{first}\n{_latex_table(PAIR_HEAD, pair_rows(result), caption, 'pairs', names=2)}"
 
 
-def _latex_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
-    lines = [" & ".join(map(_tex, row)) + r" \\" for row in rows]
+def _latex_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str, label: str, names: int) -> str:
+    long = any(len(name) > LONG_NAME for row in rows for name in row[:names])
+    columns = ("p{3.2cm}" if long else "l") * names + "r" * (len(head) - names)
+    lines = [" & ".join([*(_tex(c, wrap=long) for c in row[:names]), *map(_tex, row[names:])]) + r" \\" for row in rows]
     return "\n".join(
         [
-            r"\begin{table}",
-            r"\centering",
+            r"\begin{table*}",
+            r"\centering\small",
             rf"\caption{{{_tex(caption)}}}",
-            rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+            rf"\label{{tab:{label}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
             " & ".join(map(_tex, head)) + r" \\",
             r"\midrule",
             *lines,
             r"\bottomrule",
             r"\end{tabular}",
-            r"\end{table}",
+            r"\end{table*}",
             "",
         ]
     )
 
 
-def _tex(text: Any) -> str:
-    return "".join(LATEX.get(c, c) for c in _line(text))
+def _tex(text: Any, wrap: bool = False) -> str:
+    """Escaped; a minus of a number is one, two hyphens stay two; with `wrap` a name may break after its punctuation."""
+    text = plain(text)
+    found = []
+    for i, c in enumerate(text):
+        before, after = text[i - 1 : i], text[i + 1 : i + 2]
+        if c == "-" and after.isdigit() and before in ("", " ", "["):
+            found.append("$-$")
+        elif c == "-" and after == "-":
+            found.append("-{}")
+        else:
+            found.append(LATEX.get(c, c) + (r"\allowbreak{}" if wrap and c in "_./=,-" else ""))
+    return "".join(found)
 
 
 # --------------------------------------------------------------------------------------------------------------- page
 
 
 def write_page(result: Result, path: Path) -> None:
+    """The page as one file: no script, no font, nothing from elsewhere."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("assay", "templates"),
         autoescape=True,
@@ -254,172 +364,148 @@ def write_page(result: Result, path: Path) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    html = environment.get_template("compare.html.j2").render(
-        result=result,
-        headlines=headlines(result),
-        arms=(arm_head(result), arm_rows(result)),
-        pairs=(PAIR_HEAD, pair_rows(result)),
-        forest=forest(result, deciding(result)),
-        others=[
-            (m, forest(result, [p for p in exploratory(result) if p["metric"] == m])) for m in result["metrics"][1:]
-        ],
-        seeds=seed_plot(result),
-        curves=[(AXES[axis], picture) for axis in AXES if (picture := curve_chart(result, axis))],
-        legend=[(name, i % COLOURS) for i, name in enumerate(result["arms"])],
-        differs=[(name, _line(arm["differs"])) for name, arm in result["arms"].items() if arm["differs"]],
-        start=[(m, interval(_as_interval(v))) for m, v in result["start"].items()],
-        tested=tested(result),
-    )
+    html = environment.get_template("compare.html.j2").render(page(result))
     write_file(path, html.encode("utf-8", "replace"))
 
 
-def _as_interval(rate: Mapping[str, Any]) -> dict[str, Any]:
-    return {"estimate": rate.get("success"), "low": rate.get("low"), "high": rate.get("high")}
+def page(result: Result) -> dict[str, Any]:
+    """What the template shows; empty values leave their section out."""
+    pairs, metrics = deciding(result), result["metrics"]
+    others = [(m, forest(result, [p for p in exploratory(result) if p["metric"] == m])) for m in metrics]
+    many = len(pairs) > MOST_SENTENCES
+    return {
+        "title": plain(result["title"]),
+        "metric": plain(result["metric"]),
+        "unit": unit(result["metric"]),
+        "effect": f"{result['effect']:g}",
+        "facts": facts(result),
+        "headlines": headlines(result),
+        "sentences": sentences(result) if many else [],
+        "unfinished": unfinished(result),
+        "forest": forest(result, pairs),
+        "seeds": seed_plot(result),
+        "matrix": matrix(result, pairs) if many else [],
+        "marks": MARKS,
+        "curves": curves(result),
+        "legend": [(plain(name), i % COLOURS, dash(i)) for i, name in enumerate(result["arms"])],
+        "arms": (arm_head(result, metrics), arm_rows(result, metrics)),
+        "pairs": (PAIR_HEAD, pair_rows(result)),
+        "tested": tested(result),
+        "others": [(plain(m), unit(m), rows) for m, rows in others if rows],
+        "others_open": sum(len(rows["rows"]) for _, rows in others if rows) <= MOST_OPEN,
+        "same": same(result),
+        "start": [(m, interval(_rate(rate))) for m, rate in result["start"].items() if is_number(rate.get("success"))],
+        "differs": differs(result),
+        "command": plain(result["command"]),
+        "made": _made(result),
+    }
 
 
-def forest(result: Result, pairs: Sequence[Mapping[str, Any]]) -> Markup:
-    """A row per pair: mean difference with its interval, the noise floor as a band, the effect of interest as dashed lines."""
-    known = [p for p in pairs if _known(p["difference"].get("estimate"))]
-    if not known:
-        return Markup("")
-    primary = known[0]["metric"] == result["metric"]
-    marks = [result["effect"]] if primary else []
-    ends = [v for p in known for v in (p["difference"]["low"], p["difference"]["high"], p["difference"]["estimate"])]
-    reach = (
-        max([abs(v) for v in [*ends, *marks, *(p["noise_floor"] for p in known)] if _known(v)] or [1.0]) * 1.08 or 1.0
-    )
-    height = ROW * len(known) + 30
+def facts(result: Result) -> list[tuple[str, str]]:
+    """The line under the title."""
+    found = {"environment": result["env"], "version": result["environment_version"], "model": result["model"]}
+    found |= {"budget a seed": result["budget"], "seeds": len(result["seeds"])}
+    return [(name, plain(value)) for name, value in found.items()]
 
-    def x(value: float) -> float:
-        return LABEL + (value + reach) / (2 * reach) * (WIDTH - LABEL - 10)
 
-    parts = [f'<path d="M{x(0):.1f} 4V{height - 26}" class="axis"/>']
-    for mark in marks:
-        parts += [f'<path d="M{x(s * mark):.1f} 4V{height - 26}" class="effect"/>' for s in (-1, 1)]
-    for tick in charts.ticks(-reach, reach):
-        if abs(tick) <= reach:
-            parts.append(f'<text x="{x(tick):.1f}" y="{height - 10}" text-anchor="middle">{tick:+g}</text>')
-    for i, p in enumerate(known):
-        y, d = ROW * i + 18, p["difference"]
-        if _known(p["noise_floor"]):
-            low, high = x(-p["noise_floor"]), x(p["noise_floor"])
-            parts.append(f'<rect x="{low:.1f}" y="{y - 11}" width="{high - low:.1f}" height="22" class="floor"/>')
-        name = f"{p['a']} - {p['b']}"
-        shown = " - ".join(arm if len(arm) <= 14 else f"{arm[:6]}…{arm[-7:]}" for arm in (p["a"], p["b"]))
-        parts.append(f'<text x="0" y="{y + 4}">{escape(shown)}<title>{escape(name)}</title></text>')
-        colour = {"better": "var(--good)", "worse": "var(--bad)"}.get(p["verdict"] if primary else "", "var(--c0)")
-        if _known(d["low"]) and _known(d["high"]):
-            parts.append(f'<path d="M{x(d["low"]):.1f} {y}H{x(d["high"]):.1f}" stroke="{colour}" stroke-width="2.5"/>')
-        said = escape(f"{name}: {interval(d, True)}, {p['n']} paired seeds")
-        parts.append(
-            f'<circle cx="{x(d["estimate"]):.1f}" cy="{y}" r="5" fill="{colour}"><title>{said}</title></circle>'
+def same(result: Result) -> list[tuple[str, str]]:
+    """What all arms share: what a key that differs decides is not among it."""
+    changed = {name.split(".")[0] for arm in result["arms"].values() for name in arm["differs"]}
+    found = [("environment", f"{result['env']}, version {result['environment_version']}", ())]
+    found += [("model", result["model"], ("model",)), ("budget of a seed", result["budget"], ("budget", "steps"))]
+    found += [("training seeds", ", ".join(map(str, result["seeds"])), ()), ("panel", panel(result), ())]
+    return [(name, plain(value)) for name, value, keys in found if not changed.intersection(keys)]
+
+
+def differs(result: Result) -> list[tuple[str, str, str, list[tuple[str, str]]]]:
+    """(arm, method, fidelity, keys in which it is not like the first arm)."""
+    return [
+        (
+            plain(name),
+            " + ".join(map(plain, arm["method"])),
+            plain(arm["fidelity"]),
+            [(plain(key), _value(value)) for key, value in arm["differs"].items()],
         )
-    label = escape(f"differences in {known[0]['metric']} with their intervals")
-    return Markup(f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>')
+        for name, arm in result["arms"].items()
+    ]
 
 
-def seed_plot(result: Result) -> Markup:
-    """Every seed of every arm as a dot; the dots of one seed are joined."""
-    metric, arms = result["metric"], list(result["arms"].items())
-    values = {name: {s: v.get(metric) for s, v in arm["seeds"].items() if _known(v.get(metric))} for name, arm in arms}
-    known = [v for seeds in values.values() for v in seeds.values()]
-    if not known:
-        return Markup("")
-    marks = charts.ticks(min(known), max(known))
-    width, height = max(320, 60 + 110 * len(arms)), 240
-
-    def y(value: float) -> float:
-        return height - 34 - (value - marks[0]) / ((marks[-1] - marks[0]) or 1) * (height - 54)
-
-    def x(i: int) -> float:
-        return 100 + i * (width - 140) / max(1, len(arms) - 1)
-
-    parts = []
-    for mark in marks:
-        parts.append(f'<path d="M46 {y(mark):.1f}H{width}" class="grid"/>')
-        parts.append(f'<text x="40" y="{y(mark) + 4:.1f}" text-anchor="end">{number(mark)}</text>')
-    for seed in dict.fromkeys(s for seeds in values.values() for s in seeds):
-        line = [(x(i), y(values[name][seed])) for i, (name, _) in enumerate(arms) if seed in values[name]]
-        parts.append(f'<path d="M{"L".join(f"{a:.1f} {b:.1f}" for a, b in line)}" class="pairing"/>')
-    for i, (name, _) in enumerate(arms):
-        shown = name if len(name) <= 16 else name[:15] + "…"
-        parts.append(f'<text x="{x(i):.1f}" y="{height - 12}" text-anchor="middle">{escape(shown)}</text>')
-        for seed, value in values[name].items():
-            said = escape(f"{name}, seed {seed}: {value:.3f}")
-            place = f'cx="{x(i):.1f}" cy="{y(value):.1f}" r="4" fill="var(--c{i % COLOURS})"'
-            parts.append(f"<circle {place}><title>{said}</title></circle>")
-    label = escape(f"{metric} of every seed")
-    return Markup(f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>')
+def _value(value: Any) -> str:
+    if value is None:
+        return "absent"
+    return plain(" + ".join(map(str, value)) if isinstance(value, list) else value)
 
 
-def curve_chart(result: Result, axis: str) -> Markup:
-    """Training success: interquartile mean over seeds with its band."""
-    lines = []
-    for i, name in enumerate(result["arms"]):
-        found = result["curves"].get(axis, {}).get(name)
-        if found and found["x"]:
-            points = list(zip(found["x"], map(_nan, found["iqm"]), strict=True))
-            low, high = ([_nan(v) for v in found[end]] for end in ("low", "high"))
-            band = any(map(math.isfinite, low))
-            lines.append(Line(name, points, low if band else (), high if band else (), i % COLOURS, AXES[axis]))
-    return charts.line_chart(lines, percent=True, label=f"training success against {AXES[axis]}")
-
-
-def _nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _known(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _rate(rate: Mapping[str, Any]) -> dict[str, Any]:
+    return {"estimate": rate.get("success"), "low": rate.get("low"), "high": rate.get("high"), "n": rate.get("n")}
 
 
 # ----------------------------------------------------------------------------------------------------------- replicate
 
+INTRODUCTION = """# Published claims, put to the test
+
+Written by `assay replicate`, never by hand; a negative or inconclusive row stays. The difference is the first arm minus the
+second, the mean over paired training seeds with a paired t interval at 95 %. A verdict is on the claim at the scale that is
+stated, and says nothing about other scales.
+"""
+CLAIM_HEAD = ["claim", "arms", "seeds", "figure", "difference", "verdict", "scale", "fidelity", "command", "date"]
+
 
 def replicate_table(verdicts: Sequence[Mapping[str, Any]]) -> str:
     """docs/results.md: a row per claim, negative and inconclusive ones too, then what decided each."""
-    head = ["claim", "arms", "seeds", "figure", "difference", "verdict", "scale", "fidelity", "command", "date"]
+    if not verdicts:
+        return f"{INTRODUCTION}\nNo claim has been put to the test yet.\n"
+    lines = ["| " + " | ".join(CLAIM_HEAD) + " |", "|" + "---|" * len(CLAIM_HEAD)]
+    lines += ["| " + " | ".join(_claim_row(v)) + " |" for v in verdicts]
+    return "\n".join([INTRODUCTION, *lines, "", *(line for v in verdicts for line in _claim(v))])
+
+
+def _claim_row(verdict: Mapping[str, Any]) -> list[str]:
+    cells = [f"{verdict['claim']} ({verdict['paper']})", " against ".join(verdict["arms"]), verdict["seeds"]]
+    cells += [verdict["metric"], interval(verdict["difference"], sign=True)]
+    cells += [verdict[name] for name in ("verdict", "scale", "fidelity")]
+    return [*map(_md, cells), _code(verdict["command"]), _md(verdict["date"])]
+
+
+def _code(text: Any) -> str:
+    """A command that can be copied; one with a backtick is escaped instead."""
+    line = plain(text)
+    return _md(line) if "`" in line else "`" + line.replace("|", r"\|") + "`"
+
+
+def _claim(verdict: Mapping[str, Any]) -> list[str]:
+    """One section: rule, what was found, every other figure."""
+    a, b = verdict["arms"][:2]
+    lines = [f"## {_md(verdict['name'])} ({_md(verdict['scale'])}): {_md(verdict['verdict'])}", ""]
+    lines += [f"{_md(verdict['claim'])} ({_md(verdict['paper'])})", ""]
+    lines += [f"- Rule, written before the runs: {_md(verdict['decision_rule'])}."]
+    lines += [f"- Found: {_md(verdict['sentence'])}."]
+    lines += [f"- Scale {_md(verdict['scale'])}: {_md(verdict['about'])}."] if verdict.get("about") else []
+    lines += [f"- Fidelity of the arms: {_md(verdict['fidelity'])}. {_md(verdict.get('notes') or '')}".rstrip()]
+    lines += [f"- {_md(_where(verdict))}.", f"- Again: {_code(verdict['command'])}", ""]
+    means = verdict.get("means") or {}
+    figures = [
+        (verdict["metric"], verdict["difference"]),
+        *((o["metric"], o["difference"]) for o in verdict["secondary"]),
+    ]
     rows = [
         [
-            f"{v['claim']} ({v['paper']})",
-            " - ".join(v["arms"]),
-            str(v["seeds"]),
-            v["metric"],
-            interval(v["difference"], True),
-            v["verdict"],
-            v["scale"],
-            v["fidelity"],
-            v["command"],
-            v["date"],
+            f"{metric}{': decides' if i == 0 else ''}",
+            *(interval(mean.get(metric)) for mean in means.values()),
+            interval(difference, sign=True),
         ]
-        for v in verdicts
+        for i, (metric, difference) in enumerate(figures)
     ]
-    parts = [
-        "# Published claims, put to the test",
-        "",
-        "Written by `assay replicate`, never by hand; a negative or inconclusive row stays. The difference is the first arm",
-        "minus the second, the mean over paired training seeds with a paired t interval at 95 %. A verdict is on the claim at",
-        "the scale that is stated, and says nothing about other scales.",
-        "",
-        md_table(head, rows),
-        "",
-    ]
-    for v in verdicts:
-        parts += [f"## {_md(v['name'])} ({v['scale']}): {v['verdict']}", ""]
-        parts += [f"{_md(v['claim'])} ({_md(v['paper'])})", "", f"- Scale: {_md(v['about'])}."]
-        parts += [f"- Rule, written before the runs: {_md(v['decision_rule'])}.", f"- Found: {_md(v['sentence'])}."]
-        parts += [f"- Notes: {_md(v['notes'])}"] if v.get("notes") else []
-        panel = ", ".join(f"{name} {text}" for name, text in v["panel"].items())
-        parts += [
-            f"- Environment version {v['environment_version']}, panel {panel}; assay {v['assay']}, {v['date']}.",
-            "",
-        ]
-        means = [[arm, *(interval(mean.get(m)) for m in _figures(v))] for arm, mean in v["means"].items()]
-        parts += [md_table(["mean over seeds", *_figures(v)], means), ""]
-        others = [[other["metric"], interval(other["difference"], True)] for other in v["secondary"]]
-        parts += [md_table(["exploratory, no verdict", " - ".join(v["arms"])], others), ""] if others else []
-    return "\n".join(parts)
+    lines += [md_table(["figure", *means, f"{a} against {b}"], rows), ""]
+    if verdict["secondary"]:
+        lines += ["Figures that do not decide are exploratory: intervals without correction, and no verdict.", ""]
+    return lines
 
 
-def _figures(verdict: Mapping[str, Any]) -> list[str]:
-    return [verdict["metric"], *(other["metric"] for other in verdict["secondary"])]
+def _where(verdict: Mapping[str, Any]) -> str:
+    found = f"{verdict['model']} on {verdict['env']}"
+    if verdict.get("environment_version"):
+        found += f", version {verdict['environment_version']}"
+    return (
+        f"{found}; {panel(verdict) + '; ' if verdict.get('panel') else ''}assay {verdict['assay']}, {verdict['date']}"
+    )

@@ -14,7 +14,7 @@ from typing import Any
 from assay.audit.columns import Rollouts
 from assay.audit.readers import chat, skyrl, traces, trl, verifiers, verl
 from assay.audit.readers.collect import Collector
-from assay.audit.readers.files import Progress, files_of, kind_of, parquet, records
+from assay.audit.readers.files import SUFFIXES, Progress, files_of, kind_of, parquet, records
 from assay.audit.readers.tensors import load
 from assay.audit.readers.traces import from_rows, from_traces
 from assay.protocols import UserError
@@ -101,22 +101,27 @@ def _read(path: Path, format: str | None, into: Collector, progress: Callable[[f
         into.format, into.size = "assay", sum(file.stat().st_size for file in files)
         traces.read_run(path, into, _shares(into.size, progress))
         return
-    files = _files(path, format)
+    files = _files(path, format, into)
     into.size = sum(file.stat().st_size for file in files)
     into.format = format or _recognised(path, files[0])
     FORMATS[into.format].read(files, into, _shares(into.size, progress))
 
 
-def _files(path: Path, format: str | None) -> list[Path]:
-    """Of a folder, its one file of a known name, or all data files of the most telling kind."""
+def _files(path: Path, format: str | None, into: Collector) -> list[Path]:
+    """Of a folder, its one file of a known name, or all data files of one kind; how many others there are is declared."""
     files = files_of(path)
     if not path.is_dir():
         return files
     for name, of in FILE_OF.items():
         if format in (None, of) and (path / name) in files:
             return [path / name]
-    suffix = files[0].suffix
-    return [file for file in files if file.suffix == suffix] or files
+    suffix = next(suffix for suffix in SUFFIXES if any(file.suffix == suffix for file in files))
+    chosen = [file for file in files if file.suffix == suffix]
+    beside = {file.with_suffix(".json") for file in chosen}
+    left_out = len({*files} - {*chosen} - beside)
+    if left_out:
+        into.declared["files_left_out"] = left_out
+    return chosen
 
 
 def _shares(size: int, progress: Callable[[float], None] | None) -> Progress:

@@ -31,7 +31,7 @@ CELLS = 1 << 24  # values of one column of a row group that any file may have ..
 CELLS_PER_BYTE = 64  # ... and per byte of a larger one (a run of equal masks costs next to nothing)
 HEAD = 1 << 16  # bytes by which a file is recognised
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin")
-SUFFIXES = (".parquet", ".jsonl", ".json", ".safetensors", ".npz")
+SUFFIXES = (".parquet", ".safetensors", ".npz", ".jsonl", ".json")  # of data files in a folder, the most telling first
 
 PICKLE = """it is a pickle, and to open one is to run what is in it: convert it where it was made, in three lines: \
 import json; from safetensors.torch import save_file; save_file({k: v.contiguous() for k, v in data.batch.items()}, \

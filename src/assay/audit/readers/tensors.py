@@ -52,7 +52,8 @@ def load(path: Path, kind: str) -> tuple[Arrays, dict[str, Any]]:
         found = parse(data, str(side))
         if not isinstance(found, dict):
             refuse(str(side), "(whole)", "an object of names and lists", found)
-        metadata |= found
+        if not found.keys() & arrays.keys():  # else it is another writing of the same batch
+            metadata |= found
     return arrays, metadata
 
 

@@ -45,7 +45,7 @@ def read(files: Sequence[Path], into: Collector, progress: Progress) -> None:
             arrays, metadata = load(path, kind)
             progress(path.stat().st_size)
             _batch(arrays, metadata, prefix, str(path), into)
-        elif path.suffix != ".json" or not any(path.with_suffix(s) in files for s in (".safetensors", ".npz")):
+        else:
             for where, record in records(path, kind, DUMP, progress):
                 _dumped(record, prefix + where, into)
                 if into.full:

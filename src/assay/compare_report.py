@@ -56,11 +56,11 @@ LATEX = {
 # -------------------------------------------------------------------------------------------------------------- words
 
 
-def p_value(value: float | None) -> str:
+def p_value(value: Any) -> str:
     return "-" if not is_number(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def figure(value: float | None) -> str:
+def figure(value: Any) -> str:
     return f"{value:.3f}" if is_number(value) else "-"
 
 
@@ -148,7 +148,7 @@ def unit(metric: str) -> str:
 
 
 def arm_head(result: Result, metrics: Sequence[str]) -> list[str]:
-    return ["arm", *metrics, "seeds", "env steps", "tokens", "minutes"]
+    return ["arm", *metrics, "seeds", "env steps", "tokens", "minutes", "fidelity"]
 
 
 def arm_rows(result: Result, metrics: Sequence[str]) -> list[list[str]]:
@@ -411,10 +411,14 @@ def facts(result: Result) -> list[tuple[str, str]]:
 def same(result: Result) -> list[tuple[str, str]]:
     """What all arms share: what a key that differs decides is not among it."""
     changed = {name.split(".")[0] for arm in result["arms"].values() for name in arm["differs"]}
-    found = [("environment", f"{result['env']}, version {result['environment_version']}", ())]
-    found += [("model", result["model"], ("model",)), ("budget of a seed", result["budget"], ("budget", "steps"))]
-    found += [("training seeds", ", ".join(map(str, result["seeds"])), ()), ("panel", panel(result), ())]
-    return [(name, plain(value)) for name, value, keys in found if not changed.intersection(keys)]
+    found: list[tuple[str, Any, set[str]]] = [
+        ("environment", f"{result['env']}, version {result['environment_version']}", set()),
+        ("model", result["model"], {"model"}),
+        ("budget of a seed", result["budget"], {"budget", "steps"}),
+        ("training seeds", ", ".join(map(str, result["seeds"])), set()),
+        ("panel", panel(result), set()),
+    ]
+    return [(name, plain(value)) for name, value, keys in found if not changed & keys]
 
 
 def differs(result: Result) -> list[tuple[str, str, str, list[tuple[str, str]]]]:

@@ -68,7 +68,7 @@ def _paired(result: Result, pair: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 def _reach(effect: float | None, rows: Iterable[tuple[Mapping[str, Any], Sequence[tuple[str, float]], Any]]) -> float:
     """Half of the scale, which is symmetric: that no difference is the middle should be seen."""
-    ends = [effect]
+    ends: list[Any] = [effect]
     for difference, dots, floor in rows:
         ends += [difference.get(name) for name in ("estimate", "low", "high")] + [floor, *(v for _, v in dots)]
     return 1.06 * max(abs(v) for v in ends if is_number(v)) or 1.0
@@ -82,7 +82,7 @@ def _difference(
     reach: float,
     difference: Mapping[str, Any],
     dots: Sequence[tuple[str, float]],
-    floor: float | None,
+    floor: Any,
     effect: float | None,
     verdict: str,
     said: str,
@@ -91,12 +91,12 @@ def _difference(
     if is_number(floor):
         left, right = _across(-floor, reach), _across(floor, reach)
         parts.append(f'<rect x="{left:.1f}" y="0" width="{right - left:.1f}" height="34" class="floor"/>')
-    marks = [] if effect is None else [-effect, effect]
+    marks = [-effect, effect] if effect else []
     parts += [f'<path d="M{_across(mark, reach):.1f} 0V34" class="effect"/>' for mark in marks]
     parts.append(f'<path d="M{_across(0, reach):.1f} 0V34" class="axis"/>')
     colour = {"better": "var(--good)", "worse": "var(--bad)"}.get(verdict, "var(--text)")
-    low, high = difference.get("low"), difference.get("high")
-    if is_number(low) and is_number(high):
+    low, high = (difference.get(end, math.nan) for end in ("low", "high"))
+    if _all(low, high):
         left, right = _across(low, reach), _across(high, reach)
         path = f"M{left:.1f} 8v8M{left:.1f} 12H{right:.1f}M{right:.1f} 8v8"
         parts.append(f'<path d="{path}" stroke="{colour}" stroke-width="2" fill="none"/>')
@@ -233,19 +233,19 @@ def _curve(frame: Frame, i: int, arm: str, x: Sequence[float], line: Mapping[str
     return "".join(parts)
 
 
-def dash(i: int) -> str:
+def dash(i: int) -> Markup:
     """Of the i-th arm's line."""
-    return 'stroke-dasharray="5 3"' if i % COLOURS >= SOLID else ""
+    return Markup('stroke-dasharray="5 3"' if i % COLOURS >= SOLID else "")
 
 
 # ---------------------------------------------------------------------------------------------------- who beats whom
 
 
-def matrix(result: Result, pairs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[dict[str, str]]]]:
-    """(arm, cells against each arm) where there are too many pairs to read one by one: mark, difference and verdict."""
+def matrix(result: Result, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """{"name", "cells"} of each arm against each: for more pairs than are read one by one."""
     found = {}
     for pair in pairs:
-        estimate = pair["difference"].get("estimate") if pair["difference"] else None
+        estimate: Any = pair["difference"].get("estimate") if pair["difference"] else None
         for row, column, sign, verdict in (
             (pair["a"], pair["b"], 1, pair["verdict"]),
             (pair["b"], pair["a"], -1, TURNED.get(pair["verdict"], pair["verdict"])),
@@ -253,7 +253,8 @@ def matrix(result: Result, pairs: Sequence[Mapping[str, Any]]) -> list[tuple[str
             text = signed(sign * estimate, 2) if is_number(estimate) else ""
             found[row, column] = {"mark": MARKS.get(verdict, ""), "text": text, "verdict": verdict}
     blank = {"mark": "", "text": "", "verdict": ""}
-    return [(row, [found.get((row, column), blank) for column in result["arms"]]) for row in result["arms"]]
+    arms = result["arms"]
+    return [{"name": row, "cells": [found.get((row, column), blank) for column in arms]} for row in arms]
 
 
 # ------------------------------------------------------------------------------------------------------------- pieces
@@ -263,7 +264,7 @@ def interval(value: Mapping[str, Any] | None, sign: bool = False) -> str:
     """ "+0.031 [0.012, 0.050]"; why there is no interval where there is none; "-" where nothing is known."""
     if not value or not is_number(value.get("estimate")):
         return "-"
-    estimate, low, high = value["estimate"], value.get("low"), value.get("high")
+    estimate, low, high = (value.get(name, math.nan) for name in ("estimate", "low", "high"))
     digits = _digits([v for v in (estimate, low, high) if is_number(v)])
     text = signed(estimate, digits) if sign else f"{estimate:.{digits}f}"
     if value.get("n") == 1:

@@ -162,7 +162,7 @@ def arm_rows(result: Result, metrics: Sequence[str]) -> list[list[str]]:
         spent = ["-" if v is None else number(v) for v in (steps, tokens)]
         minutes = "-" if seconds is None else f"{seconds / 60:.1f}"
         means = [interval(arm["mean"].get(metric)) for metric in metrics]
-        rows.append([plain(name), *means, str(len(seeds)), *spent, minutes])
+        rows.append([plain(name), *means, str(len(seeds)), *spent, minutes, plain(arm["fidelity"])])
     return rows
 
 

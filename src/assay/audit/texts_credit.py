@@ -1,0 +1,1 @@
+CREDIT: dict[str, dict[str, str]] = {}

@@ -1,0 +1,1 @@
+REST: dict[str, dict[str, str]] = {}

@@ -1,0 +1,1 @@
+TOKENS: dict[str, dict[str, str]] = {}

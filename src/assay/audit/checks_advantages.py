@@ -60,8 +60,9 @@ def advantage_of_equals(s: Sheet) -> list[Found]:
         return []
     largest = float(np.abs(c.advantage[wrong]).max())
     groups = np.unique(s.episodes.group[wrong])
-    sentence = f"{len(groups):,} groups whose rewards are all equal have advantages up to {largest:.3g}, "
-        f"where {c.estimator} gives 0"
+    sentence = (
+        f"{len(groups):,} groups of equal rewards have advantages up to {largest:.3g}, where {c.estimator} gives 0"
+    )
     advice = "subtract the mean of the same group; floor the std, else rounding of 1e-7 becomes an advantage"
     sure = c.declared and s.has("score")
     return [Found(sentence, len(groups), s.at_groups(groups), advice, "error" if sure else "warning")]

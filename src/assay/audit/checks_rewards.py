@@ -11,11 +11,10 @@ from assay.advantages import TIE
 from assay.audit.sheet import CUT_STOPS, ERROR_OUTCOMES, Bools, Found, Reals, Sheet, share
 
 BROKEN = re.compile(  # what infrastructure says, hardly ever a task
-    r"error executing tool|internal server error|service unavailable|bad gateway|gateway time-?out|connection (?:refused|reset"
-    r"|aborted|error)|connect timeout|read timed out|timed out|time-?out(?:error| expired| exceeded| after)"
-    r"|no space left on device|out of memory|environment (?:error|crashed)|sandbox (?:error|failed)|container (?:died|exited|not running)"
-    r"|broken pipe"
-    r"|max retries exceeded|rate limit(?:ed| exceeded)",
+    r"error executing tool|internal server error|service unavailable|bad gateway|gateway time-?out"
+    r"|connection (?:refused|reset|aborted|error)|connect timeout|timed out|time-?out(?:error| expired| exceeded| after)"
+    r"|no space left on device|out of memory|broken pipe|max retries exceeded|rate limit(?:ed| exceeded)"
+    r"|environment (?:error|crashed)|sandbox (?:error|failed)|container (?:died|exited|not running)",
     re.IGNORECASE,
 )
 CRASH = re.compile(r"Traceback \(most recent call last\)")  # also what an agent's own code may show it

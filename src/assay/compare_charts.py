@@ -48,7 +48,8 @@ def forest(result: Result, pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     rows = [(p["a"], p["b"], p["difference"], _paired(result, p), p["noise_floor"], p["verdict"]) for p in known]
     if primary:
         itself = "itself, other seeds"
-        rows += [(noise["arm"], itself, noise["difference"], [], None, "") for noise in result["noise"]]
+        noises = [noise for noise in result["noise"] if is_number(noise["difference"].get("estimate"))]
+        rows += [(noise["arm"], itself, noise["difference"], [], None, "") for noise in noises]
     reach = _reach(effect, ((d, dots, floor if primary else None) for _, _, d, dots, floor, _ in rows))
     drawn = []
     for a, b, difference, dots, floor, verdict in rows:
@@ -199,7 +200,7 @@ def _curves(arms: Sequence[str], lines: Mapping[str, Mapping[str, Any]], unit: i
         y = frame.y(mark)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{frame.right}" class="grid"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{rate(mark, percent)}</text>')
-    for mark in ticks(frame.x0, frame.x1, most=4):
+    for mark in ticks(frame.x0, frame.x1):
         if frame.x0 <= mark <= frame.x1:
             place = f'x="{frame.x(mark):.1f}" y="{frame.bottom + 18}"'
             parts.append(f'<text {place} text-anchor="middle">{number(mark)}</text>')
@@ -266,6 +267,7 @@ def interval(value: Mapping[str, Any] | None, sign: bool = False) -> str:
         return "-"
     estimate, low, high = (value.get(name, math.nan) for name in ("estimate", "low", "high"))
     digits = _digits([v for v in (estimate, low, high) if is_number(v)])
+    estimate, low, high = (round(v, digits) + 0.0 if is_number(v) else v for v in (estimate, low, high))  # no "-0.000"
     text = signed(estimate, digits) if sign else f"{estimate:.{digits}f}"
     if value.get("n") == 1:
         return f"{text} (1 seed)"

@@ -95,9 +95,11 @@ def _summary(result: Result, pairs: Sequence[Mapping[str, Any]]) -> tuple[str, s
     count = Counter(pair["verdict"] for pair in pairs)
     apart = count["better"] + count["worse"]
     text = (
-        f"of {len(pairs)} pairs of {len(result['arms'])} arms {apart} {'is' if apart == 1 else 'are'} apart, "
-        f"{count['no difference']} without a difference of {result['effect']:g} or more, {count['inconclusive']} inconclusive"
+        f"{len(pairs)} pairs of {len(result['arms'])} arms: {apart} apart, {count['no difference']} without a difference of "
+        f"{result['effect']:g} or more, {count['inconclusive']} inconclusive"
     )
+    needed = [p["seeds_needed"] for p in pairs if p["verdict"] == "inconclusive" and p["seeds_needed"]]
+    text += f" (about {max(needed)} more seeds needed)" if needed else ""
     if not apart:
         return ("no difference" if not count["inconclusive"] else "inconclusive"), text
     beaten = {p["b"] if p["verdict"] == "better" else p["a"] for p in pairs if p["verdict"] in ("better", "worse")}
@@ -130,7 +132,7 @@ def tested(result: Result) -> list[str]:
         f"arm is better or worse if p{family}{looks} is at most {result['alpha']:g}, there is no difference if the "
         f"{100 - 200 * result['alpha']:g} % interval lies within ±{result['effect']:g}, and all else is inconclusive.",
         "The noise floor is what 95 % of comparisons of a method with itself, other seeds on either side, stay within; "
-        "detectable is the true difference that so many pairs find in 80 % of comparisons.",
+        "the MDE (minimum detectable effect) is the true difference that so many pairs find in 80 % of comparisons.",
     ]
 
 
@@ -171,7 +173,7 @@ def _mean(values: Sequence[Any]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-PAIR_HEAD = ["arm", "against", "difference", "BCa", "p", "sign-flip p", "corrected p", "noise floor", "detectable"]
+PAIR_HEAD = ["arm", "against", "difference", "BCa", "p", "sign-flip p", "corrected p", "noise floor", "MDE"]
 PAIR_HEAD += ["pairs", "more seeds", "verdict"]
 
 
@@ -219,13 +221,15 @@ def terminal(result: Result) -> list[Any]:
     found.append(_table(title, arm_head(result, ["mean"]), arm_rows(result, [metric])))
     if 0 < len(pairs) <= MOST_SENTENCES:
         rows = [_stacked(row) for row in pair_rows(result)]
-        found.append(
-            _table(f"differences in {plain(metric)}", ["pair", "difference", "p", "noise floor", "detectable"], rows)
-        )
+        found.append(_table(f"differences in {plain(metric)}", ["pair", "difference", "p", "noise floor", "MDE"], rows))
     elif pairs:
         rows = [[row[0], row[1], row[2], row[6], row[-1]] for row in pair_rows(result)]
         found.append(
-            _table(f"differences in {plain(metric)}", ["arm", "against", "difference", "corrected p", "verdict"], rows)
+            _table(
+                f"differences in {plain(metric)}; all columns are in the tables",
+                ["arm", "against", "difference", "corrected p", "verdict"],
+                rows,
+            )
         )
     others = other_rows(result)
     if 0 < len(others) <= MOST_OPEN:
@@ -251,10 +255,11 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Ta
     table = Table(
         title=title, title_justify="left", title_style="dim", box=None, padding=(0, 2, 0, 0), header_style="dim"
     )
-    for i, name in enumerate(head):
-        names = name in ("arm", "against", "pair", "figure")
-        widest = max((len(line) for row in rows for line in row[i].split("\n")), default=0)
-        table.add_column(name, overflow="fold", min_width=min(widest, 12) if names else widest, max_width=60)
+    for name in head:
+        if name in ("arm", "against", "pair", "figure"):  # what can be long gives way to the numbers
+            table.add_column(name, overflow="fold", max_width=60)
+        else:
+            table.add_column(name.replace(" ", "\n"), no_wrap=True, vertical="top")
     for row in rows:
         table.add_row(*map(Text, row))
     return table
@@ -379,7 +384,7 @@ def page(result: Result) -> dict[str, Any]:
         "unit": unit(result["metric"]),
         "effect": f"{result['effect']:g}",
         "facts": facts(result),
-        "headlines": headlines(result),
+        "headlines": [(verdict, _unbroken(text)) for verdict, text in headlines(result)],
         "sentences": sentences(result) if many else [],
         "unfinished": unfinished(result),
         "forest": forest(result, pairs),
@@ -399,6 +404,11 @@ def page(result: Result) -> dict[str, Any]:
         "command": plain(result["command"]),
         "made": _made(result),
     }
+
+
+def _unbroken(text: str) -> str:
+    """An interval stays on one line, as on paper."""
+    return re.sub(r"(\[[-+.,\d]+,) (?=[-+.,\d]+\])", "\\1\N{NO-BREAK SPACE}", text)
 
 
 def facts(result: Result) -> list[tuple[str, str]]:

@@ -87,8 +87,12 @@ def compare(line: Line) -> int:
         folder = Path(asked.out or default_folder(plan))
         create(folder, plan)
     err = console()
-    with watching(err) as watch:
-        result = run(folder, executor(asked.executor, asked.jobs), watch, asked.add_seeds)
+    try:
+        with watching(err) as watch:
+            result = run(folder, executor(asked.executor, asked.jobs), watch, asked.add_seeds)
+    except KeyboardInterrupt:
+        err.print(f"stopped before its end, nothing is lost: 'assay compare {folder}' goes on")
+        raise
     if line.switch("json"):
         print(json.dumps(result, allow_nan=False))
     else:

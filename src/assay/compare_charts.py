@@ -56,7 +56,8 @@ def forest(result: Result, pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         said = f"{a} against {b}: {interval(difference, sign=True)}"
         verdict = verdict if primary else ""
         picture = _difference(reach, difference, dots, floor if primary else None, effect, verdict, said)
-        drawn.append({"a": a, "b": b, "text": interval(difference, sign=True), "verdict": verdict, "picture": picture})
+        names = {"a": plain(a), "b": plain(b)}
+        drawn.append(names | {"text": interval(difference, sign=True), "verdict": verdict, "picture": picture})
     return {"rows": drawn, "axis": _scale(reach)}
 
 
@@ -167,7 +168,7 @@ def _joined(values: Mapping[str, Mapping[str, float]], x: Any) -> list[str]:
 
 
 def _mean(x: Any, y: int, mean: Mapping[str, Any], colour: str, name: str) -> str:
-    middle, said = x(mean["estimate"]), escape(f"{name}, mean over seeds: {interval(mean)}")
+    middle, said = x(mean["estimate"]), escape(plain(f"{name}, mean over seeds: {interval(mean)}"))
     path = f"M{middle:.1f} {y - 4}v8"
     if is_number(mean.get("low")) and is_number(mean.get("high")):
         path += f"M{x(mean['low']):.1f} {y}H{x(mean['high']):.1f}"
@@ -255,7 +256,7 @@ def matrix(result: Result, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str,
             found[row, column] = {"mark": MARKS.get(verdict, ""), "text": text, "verdict": verdict}
     blank = {"mark": "", "text": "", "verdict": ""}
     arms = result["arms"]
-    return [{"name": row, "cells": [found.get((row, column), blank) for column in arms]} for row in arms]
+    return [{"name": plain(row), "cells": [found.get((row, column), blank) for column in arms]} for row in arms]
 
 
 # ------------------------------------------------------------------------------------------------------------- pieces
@@ -274,6 +275,12 @@ def interval(value: Mapping[str, Any] | None, sign: bool = False) -> str:
     if value.get("method") in ("point", "all equal"):
         return f"{text} (all equal)"
     return f"{text} [{low:.{digits}f}, {high:.{digits}f}]" if _all(low, high) else f"{text} (no interval)"
+
+
+def plain(text: Any, most: int = 0) -> str:
+    """One line without control characters, which could steer a terminal; at most `most` characters, if given."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return line if not most or len(line) <= most else line[: most - 1] + "…"
 
 
 def signed(value: float, digits: int = 3) -> str:
@@ -309,13 +316,13 @@ def _any(values: Sequence[Any]) -> bool:
 
 def _dot(x: float, y: float, radius: float, style: str, said: str) -> str:
     place = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}"'
-    return f"<circle {place} {style}><title>{escape(said)}</title></circle>"
+    return f"<circle {place} {style}><title>{escape(plain(said))}</title></circle>"
 
 
 def _label(x: float, y: float, name: str) -> str:
-    shown = name if len(name) <= MOST_LABEL else name[: MOST_LABEL - 1] + "…"
-    return f'<text x="{x:g}" y="{y:g}" class="label">{escape(shown)}<title>{escape(name)}</title></text>'
+    shown, whole = escape(plain(name, MOST_LABEL)), escape(plain(name))
+    return f'<text x="{x:g}" y="{y:g}" class="label">{shown}<title>{whole}</title></text>'
 
 
 def _svg(inside: str, width: int, height: int, label: str) -> Markup:
-    return Markup(f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{inside}</svg>')
+    return Markup(f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(plain(label))}">{inside}</svg>')

@@ -28,6 +28,7 @@ from assay.compare_charts import (
     forest,
     interval,
     matrix,
+    plain,
     seed_plot,
 )
 from assay.files import write_file
@@ -47,7 +48,7 @@ LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+    '"': "{''}",
     "`": r"\textasciigrave{}",
     "±": r"$\pm$",
 }
@@ -114,12 +115,6 @@ def unfinished(result: Result) -> list[str]:
     ]
 
 
-def plain(text: Any, most: int = 0) -> str:
-    """One line without control characters, which could steer a terminal; at most `most` characters, if given."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
-    return line if not most or len(line) <= most else line[: most - 1] + "…"
-
-
 def tested(result: Result) -> list[str]:
     """How, in three sentences."""
     pairs, seeds, level = len(deciding(result)), len(result["seeds"]), 100 * (1 - result["alpha"])
@@ -175,6 +170,7 @@ def _mean(values: Sequence[Any]) -> float | None:
 
 PAIR_HEAD = ["arm", "against", "difference", "BCa", "p", "sign-flip p", "corrected p", "noise floor", "MDE"]
 PAIR_HEAD += ["pairs", "more seeds", "verdict"]
+TEX_PAIR_HEAD = ["arm", "against", "difference", "BCa", "p", "flips", "corrected", "floor", "MDE", "pairs", "verdict"]
 
 
 def pair_rows(result: Result) -> list[list[str]]:
@@ -312,11 +308,19 @@ def latex(result: Result) -> str:
         f"{result['title']}, {result['model']}, {result['budget']}. {spread}; {unit(result['metric'])}; {panel(result)}. "
         "Environment steps, tokens and minutes are those of one seed."
     )
-    first = _latex_table(arm_head(result, metrics), arm_rows(result, metrics), caption, "arms", names=1)
+    rows = [line for row in arm_rows(result, metrics) for line in _two_lines(row, 1 + len(metrics))]
+    first = _latex_table(arm_head(result, metrics), rows, caption, "arms", names=1)
     if not deciding(result):
         return first
+    rows = [[*row[:10], row[11]] for row in pair_rows(result)]
     caption = f"Differences in {result['metric']} ({unit(result['metric'])}). {' '.join(tested(result))}"
-    return f"{first}\n{_latex_table(PAIR_HEAD, pair_rows(result), caption, 'pairs', names=2)}"
+    return f"{first}\n{_latex_table(TEX_PAIR_HEAD, rows, caption, 'pairs', names=2)}"
+
+
+def _two_lines(row: Sequence[str], means: int) -> list[list[str]]:
+    """Each interval below its estimate: four of them in a line are wider than a page of text."""
+    above, below = zip(*(cell.partition(" ")[::2] for cell in row[1:means]), strict=True)
+    return [[row[0], *above, *row[means:]], ["", *below, *("" for _ in row[means:])]]
 
 
 def _latex_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str, label: str, names: int) -> str:
@@ -326,7 +330,7 @@ def _latex_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: st
     return "\n".join(
         [
             r"\begin{table*}",
-            r"\centering\small",
+            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\caption{{{_tex(caption)}}}",
             rf"\label{{tab:{label}}}",
             rf"\begin{{tabular}}{{{columns}}}",
@@ -348,7 +352,9 @@ def _tex(text: Any, wrap: bool = False) -> str:
     found = []
     for i, c in enumerate(text):
         before, after = text[i - 1 : i], text[i + 1 : i + 2]
-        if c == "-" and after.isdigit() and before in ("", " ", "["):
+        if c in "[*" and i == 0:
+            found.append(f"{{{c}}}")  # after \\ either would be its argument
+        elif c == "-" and after.isdigit() and before in ("", " ", "["):
             found.append("$-$")
         elif c == "-" and after == "-":
             found.append("-{}")

@@ -15,6 +15,7 @@ import rollout_files as files
 from rollout_files import WRITERS, json_lines
 from safetensors.numpy import save_file
 
+from assay.audit.checks import audit
 from assay.audit.columns import Ragged
 from assay.audit.readers import FORMATS, from_rows, from_traces, read
 from assay.protocols import UserError
@@ -603,13 +604,21 @@ def test_ragged_lists_of_a_batch_are_named(tmp_path: Path) -> None:
     batch = files.skyrl_batch()
     for name, value, words in [
         ("rewards", [1.0], ["'rewards'", "a list of 3"]),
-        ("loss_masks", [[1], [1], [1, 1]], ["sample 1", "'mask'", "6 of them"]),
-        ("rollout_logprobs", [[-1.0], [-1.0, -2.0], [-1.0]], ["sample 2", "'logprobs'"]),
+        ("loss_masks", [[1], 1, [1, 1]], ["sample 1", "'loss_masks'"]),
+        ("rollout_logprobs", [[-1.0], [[-1.0], -2.0], [-1.0]], ["sample 1", "'rollout_logprobs[0]'"]),
         ("rewards", [[1.0], [1.0], [1.0, 1.0]], ["sample 1", "'rewards'", "2 of them"]),
         ("response_ids", [[3], [5, 6], 8], ["sample 2", "'response_ids'"]),
         ("is_last_step", [0, 1, 1], ["sample 0", "true or false"]),
     ]:
         refused(written(tmp_path / "a.jsonl", {**batch, name: value}), *words)
+
+
+def test_a_column_of_another_length_than_the_ids_is_left_for_a_check_to_find(tmp_path: Path) -> None:
+    masks = [[1], [1], [1, 1]]
+    found = read(written(tmp_path / "a.jsonl", {**files.skyrl_batch(), "loss_masks": masks}))
+    assert found.tokens["ids"].lengths.tolist() == [3, 6, 3] and found.tokens["mask"].lengths.tolist() == [3, 5, 3]
+    assert found.tokens["mask"].row(2).tolist() == [False, True, True]
+    assert [finding.count for finding in audit(found, ["A106"]).findings] == [1]
 
 
 def test_progress_ends_at_the_whole_and_never_goes_back(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 from assay.audit.columns import Rollouts
 from assay.audit.readers import chat, skyrl, traces, trl, verifiers, verl
 from assay.audit.readers.collect import Collector
-from assay.audit.readers.files import SUFFIXES, Progress, files_of, kind_of, parquet, records
+from assay.audit.readers.files import SUFFIXES, Progress, files_of, kind_of
+from assay.audit.readers.records import records
+from assay.audit.readers.tables import parquet
 from assay.audit.readers.tensors import load
 from assay.audit.readers.traces import from_rows, from_traces
 from assay.protocols import UserError

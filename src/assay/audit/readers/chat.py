@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from assay.audit.readers.collect import Collector, Record, as_floats, content, joined, messages, refuse, spread
-from assay.audit.readers.files import Progress, kind_of, records
+from assay.audit.readers.files import Progress, kind_of
+from assay.audit.readers.records import records
 
 ID = "token_id:"
 SAMPLING = ("temperature", "top_p", "top_k")

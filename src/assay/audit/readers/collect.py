@@ -280,19 +280,15 @@ class Collector:
         texts: Mapping[str, Any] | None = None,
         place: str = "",
     ) -> None:
-        """One sample. Token columns must have one length; None stands for what is not known."""
+        """One sample. None stands for what is not known; a column of another length than the ids is for a check to find."""
         if self.full:
             return
         place = place or f"{self.source}, {where}"
         i = len(self.where)
         known = {name: array for name, array in (tokens or {}).items() if array is not None}
-        lengths = {name: len(array) for name, array in known.items()}
-        if len(set(lengths.values())) > 1:
-            first = next(iter(lengths))
-            name = next(name for name, length in lengths.items() if length != lengths[first])
-            refuse(place, name, f"one value per token, {lengths[first]} of them", f"{lengths[name]} values")
+        longest = max((len(array) for array in known.values()), default=0)
         written = sum(len(t) if isinstance(t, str) else 100 * len(t) for t in (texts or {}).values() if t is not None)
-        self.charge(BYTES_PER_TOKEN * max(lengths.values(), default=0) + written + 200, place)
+        self.charge(BYTES_PER_TOKEN * longest + written + 200, place)
         for name, array in known.items():
             block = Ragged(array, np.array([0, len(array)], np.int64))
             self.tokens.setdefault(name, []).append((i, block))
@@ -318,17 +314,16 @@ class Collector:
     def finish(self) -> Rollouts:
         """Columns in one piece each. What a sample lacks is filled with "not known"; columns that none has are absent."""
         n = len(self.where)
-        lengths = np.zeros(n, np.int64)
-        for blocks in self.tokens.values():
-            for first, rows in blocks:
+        lengths = np.zeros(n, np.int64)  # of what a sample lacks: that of its ids, else of any other column
+        for name in [*(name for name in self.tokens if name != "ids"), *(["ids"] if "ids" in self.tokens else [])]:
+            for first, rows in self.tokens[name]:
                 lengths[first : first + len(rows)] = rows.lengths
-        offsets = np.zeros(n + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
         told = np.zeros(n, np.bool_)  # of which samples the file says what was sampled
         for first, rows in self.tokens.get("sampled", []):
             told[first : first + len(rows)] = True
-        columns = {name: self._whole(name, offsets) for name in TOKENS if name in self.tokens}
-        if "sampled" in columns and "mask" in columns:  # no check may find fault with what is not known
+        columns = {name: self._whole(name, lengths) for name in TOKENS if name in self.tokens}
+        aligned = "mask" in columns and np.array_equal(columns["mask"].lengths, lengths)
+        if "sampled" in columns and aligned:  # no check may find fault with what is not known
             silent = np.repeat(~told, lengths)
             columns["sampled"].values[silent] = columns["mask"].values[silent]
         return Rollouts(
@@ -341,10 +336,14 @@ class Collector:
             self.declared,
         )
 
-    def _whole(self, name: str, offsets: NDArray[np.int64]) -> Ragged:
+    def _whole(self, name: str, lengths: NDArray[np.int64]) -> Ragged:
         """The flat column; its blocks are let go of, so that two copies of one column at most stand in memory."""
         dtype, unknown = TOKENS[name]
         blocks = self.tokens[name]
+        lengths = lengths.copy()
+        for first, rows in blocks:
+            lengths[first : first + len(rows)] = rows.lengths
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
         flat = np.full(int(offsets[-1]), unknown, dtype)
         while blocks:
             first, rows = blocks.pop()

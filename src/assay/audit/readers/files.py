@@ -1,34 +1,23 @@
-"""Files of strangers: found, recognised by their first bytes, and read as records without trusting a length in them.
+"""Files of strangers: found, opened without waiting, and recognised by their first bytes.
 
-JSON Lines, JSON documents and Parquet tables all become records. Bounds come first: bytes of a line or document, objects
-in it, values of a column. Pickles are refused: reading one runs what is in it.
+Pickles are refused: reading one runs what is in it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from assay.audit.readers.collect import Record, refuse
 from assay.protocols import UserError
 
-LINE_BYTES = 1 << 27  # of one line, or of a JSON document: Python needs ten times as much for it
-OBJECTS = 1 << 22  # lists and objects in one line
 FILES = 100_000  # in one folder
-BATCH = 256  # rows of a table in memory at once
-CELLS = 1 << 24  # values of one column of a row group that any file may have ...
-CELLS_PER_BYTE = 64  # ... and per byte of a larger one (a run of equal masks costs next to nothing)
 HEAD = 1 << 16  # bytes by which a file is recognised
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin")
 SUFFIXES = (".parquet", ".safetensors", ".npz", ".jsonl", ".json")  # of data files in a folder, the most telling first
@@ -116,124 +105,3 @@ def opened(path: Path) -> Iterator[Any]:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise UserError(f"{path}: expected a regular file, found something else")
         yield file
-
-
-# --------------------------------------------------------------------------------------------------------------- JSON
-
-
-def records(path: Path, kind: str, columns: Sequence[str] | None, progress: Progress) -> Iterator[tuple[str, Record]]:
-    """(where, record) of a file of any of the three kinds; of a table only `columns`, those of them that it has."""
-    if kind == "parquet":
-        yield from rows(path, columns, progress)
-    elif kind == "lines":
-        yield from lines(path, progress)
-    elif kind == "json":
-        yield from document(path, progress)
-    else:
-        raise UserError(f"{path}: expected records (JSON Lines, JSON or Parquet), found {kind}")
-
-
-def lines(path: Path, progress: Progress) -> Iterator[tuple[str, Record]]:
-    """One object a line; empty lines are skipped."""
-    with opened(path) as file:
-        number = 0
-        while line := file.readline(LINE_BYTES + 1):
-            number += 1
-            place = f"{path}, line {number}"
-            if len(line) > LINE_BYTES:
-                raise UserError(f"{place}: expected at most {LINE_BYTES >> 20} MiB in one line, found more: split it")
-            progress(len(line))
-            if line.strip():
-                yield f"line {number}", record_of(parse(line, place), place)
-
-
-def document(path: Path, progress: Progress) -> Iterator[tuple[str, Record]]:
-    """One object, or a list of them."""
-    with opened(path) as file:
-        data = file.read(LINE_BYTES + 1)
-    if len(data) > LINE_BYTES:
-        raise UserError(f"{path}: expected at most {LINE_BYTES >> 20} MiB of JSON, found more: write one object a line")
-    value = parse(data, str(path))
-    progress(len(data))
-    if not isinstance(value, list):
-        yield "the document", record_of(value, str(path))
-        return
-    for i, item in enumerate(value):
-        yield f"item {i}", record_of(item, f"{path}, item {i}")
-
-
-def record_of(value: Any, place: str) -> Record:
-    if not isinstance(value, dict):
-        refuse(place, "(whole)", "an object", value)
-    return Record(value, place)
-
-
-def parse(data: bytes, place: str) -> Any:
-    """JSON as Python writes it (NaN and Infinity are numbers). UserError for what is not, and for a key given twice."""
-    if data.count(b"[") + data.count(b"{") > OBJECTS:
-        raise UserError(f"{place}: expected at most {OBJECTS} lists and objects, found more: split it")
-    try:
-        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place}: expected JSON, found none at character {error.pos}: {error.msg}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{place}: expected UTF-8, found other bytes at {error.start}") from error
-    except ValueError as error:  # a key twice, an integer of thousands of digits
-        raise UserError(f"{place}: expected JSON that can be read, found a flaw: {str(error)[:120]}") from error
-    except RecursionError as error:
-        raise UserError(f"{place}: expected JSON, found lists or objects nested without end") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(
-            f"key {next(name for name in names if names.count(name) > 1)!r:.60} stands twice in one object"
-        )
-    return found
-
-
-# ------------------------------------------------------------------------------------------------------------ Parquet
-
-
-@contextmanager
-def parquet(path: Path) -> Iterator[pq.ParquetFile]:
-    """A table whose column sizes are believable. UserError for whatever Arrow finds in it while it is open."""
-    try:
-        with pq.ParquetFile(path, memory_map=False) as file:
-            _check_sizes(file, path)
-            yield file
-    except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
-        message = " ".join(str(error).split())[:160]
-        raise UserError(f"{path}: expected a Parquet table, found one that cannot be read: {message}") from error
-
-
-def _check_sizes(file: pq.ParquetFile, path: Path) -> None:
-    names = file.schema_arrow.names
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{path}: expected columns of different names, found {twice!r:.60} twice")
-    most = max(CELLS, CELLS_PER_BYTE * path.stat().st_size)
-    for i in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(i)
-        for j in range(group.num_columns):
-            count = group.column(j).num_values
-            if not 0 <= count <= most:
-                name = group.column(j).path_in_schema
-                raise UserError(
-                    f"{path}: column {name!r:.60}: expected at most {most} values in a file of this size, found {count}"
-                )
-
-
-def rows(path: Path, columns: Sequence[str] | None, progress: Progress) -> Iterator[tuple[str, Record]]:
-    """Rows of a table as records, of the columns that are there (None: all)."""
-    with parquet(path) as file:
-        names = file.schema_arrow.names
-        wanted = names if columns is None else [name for name in names if name in columns]
-        total, size, done = max(1, file.metadata.num_rows), path.stat().st_size, 0
-        for batch in file.iter_batches(BATCH, columns=wanted, use_threads=False):
-            for values in batch.to_pylist():
-                yield f"row {done}", Record(values, f"{path}, row {done}")
-                done += 1
-            progress(size * batch.num_rows // total)

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.audit.readers.collect import refuse, said
-from assay.audit.readers.files import PICKLE, opened, parse
+from assay.audit.readers.files import PICKLE, opened
+from assay.audit.readers.records import parse
 from assay.protocols import UserError
 
 HEADER_BYTES = 1 << 26  # of a safetensors header, which holds the metadata too

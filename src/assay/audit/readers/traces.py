@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from assay.audit.columns import Ragged, Rollouts
 from assay.audit.readers.collect import BYTES_PER_TOKEN, Collector
-from assay.audit.readers.files import Progress, parquet
+from assay.audit.readers.files import Progress
+from assay.audit.readers.tables import parquet
 from assay.files import read_file, read_json
 from assay.protocols import UserError
 from assay.rows import Batch, Layout, Row
@@ -132,6 +133,8 @@ def _blocks(path: Path, progress: Progress) -> Iterator[Block]:
             columns = [name for name in names if name != "turns"]
             columns += [f"turns.list.element.{name}" for name in (*TURN_LISTS, *TURN_FACTS)]
             table = file.read_row_group(group, columns=columns, use_threads=False).combine_chunks()
+            if missing := set(names) - set(table.column_names):
+                raise UserError(f"{path}: column {min(missing)!r}: expected it with all its fields, found a part")
             yield _block({name: _whole(table[name]) for name in names}, f"{path}, row group {group}")
             progress(path.stat().st_size // max(1, file.num_row_groups))
 

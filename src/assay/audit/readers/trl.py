@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from assay.audit.readers.collect import Collector, Record, joined, messages, refuse, spread
-from assay.audit.readers.files import Progress, kind_of, parquet, records
+from assay.audit.readers.files import Progress, kind_of
+from assay.audit.readers.records import records
+from assay.audit.readers.tables import parquet
 from assay.protocols import UserError
 
 KNOWN = ("step", "prompt", "completion", "advantage", "advantages", "reward", "answer", "solution", "ground_truth")
@@ -133,10 +135,6 @@ def _rollout(record: Record, where: str, groups: Groups, into: Collector) -> Non
     tokens: dict[str, Any] = {"ids": np.concatenate([prompt, completion]), "mask": answer}
     mask = record.flags("env_mask")
     if mask is not None:
-        if len(mask) != len(completion):
-            refuse(
-                record.place, "env_mask", f"{len(completion)} values, one per completion token", f"{len(mask)} values"
-            )
         tokens["mask"] = np.concatenate([np.zeros(len(prompt), np.bool_), mask])
     if "logprobs" in record:
         tokens["logprobs"] = spread(_first(record, "logprobs"), answer, record.place, "logprobs")

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from assay.audit.readers.collect import Collector, Record, as_floats, content, joined, messages, refuse, spread
-from assay.audit.readers.files import Progress, kind_of, records
+from assay.audit.readers.files import Progress, kind_of
+from assay.audit.readers.records import records
 from assay.trace import Outcome
 
 COMPACT = {"logprobs": "logprobs", "trainer_logprobs": "trainer_logprobs", "advantages": "advantages"}

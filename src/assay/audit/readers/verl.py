@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.audit.readers.collect import BYTES_PER_TOKEN, Collector, Record, messages, refuse
-from assay.audit.readers.files import Progress, kind_of, records
+from assay.audit.readers.files import Progress, kind_of
+from assay.audit.readers.records import records
 from assay.audit.readers.tensors import Arrays, load
 from assay.protocols import UserError
 

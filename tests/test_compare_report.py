@@ -16,17 +16,8 @@ from rich.console import Console
 from assay.compare import _finite
 from assay.compare import plain as as_json
 from assay.compare_charts import COLOURS, WIDTH, curves, forest, interval, matrix, seed_plot
-from assay.compare_report import (
-    MOST_SENTENCES,
-    arm_rows,
-    headlines,
-    latex,
-    markdown,
-    pair_rows,
-    replicate_table,
-    terminal,
-    write_page,
-)
+from assay.compare_report import latex, markdown, replicate_table, terminal, write_page
+from assay.compare_words import MOST_SENTENCES, arm_rows, headlines, pair_rows
 from assay.judge import judge
 
 METRICS = ("iid sampled", "iid greedy", "ood sampled", "ood greedy")

@@ -35,6 +35,7 @@ def clean(
         for member, reward in enumerate(rewards):
             prompt: Piece = ([BOS, 200 + group, 300 + group], False)
             blocks = [_turn(rng) for _ in range(turns + (group + member) % 3)]
+            blocks[0][0] = ([OPEN, 400 + group], False)  # a task begins alike for all
             for turn, end, first in _spans(layout, len(blocks)):
                 pieces = [prompt, *(piece for block in blocks[first:end] for piece in block)]
                 rows.append(pieces[:-1])  # nothing stands behind the last answer

@@ -5,8 +5,18 @@ from typing import Any
 import numpy as np
 import pytest
 from audit_samples import (
-    END, ESTIMATORS, answer_ends, clean, codes, credit, loud, only, rows_of, trained, without,
-)  # fmt: skip
+    END,
+    ESTIMATORS,
+    answer_ends,
+    clean,
+    codes,
+    credit,
+    loud,
+    only,
+    rows_of,
+    trained,
+    without,
+)
 
 from assay.advantages import grpo, whiten
 from assay.audit.checks import CHECKS, audit, select
@@ -62,7 +72,9 @@ def test_group_whose_failed_member_was_removed_from_the_file_is_a_note() -> None
 
 
 def test_greedy_evaluation_in_groups_of_one_passes() -> None:
-    rollouts = without(clean(groups=8, members=2), "advantages", "weights", "trainer_logprobs", "estimator", "rollouts_per_task")
+    rollouts = without(
+        clean(groups=8, members=2), "advantages", "weights", "trainer_logprobs", "estimator", "rollouts_per_task"
+    )
     rollouts = subset(rollouts, np.arange(len(rollouts)) % 2 == 0)
     rollouts.samples["split"][:] = "iid"
     rollouts.samples["reward"][:] = rollouts.samples["score"][:] = 1.0
@@ -99,7 +111,9 @@ def test_every_check_survives_one_sample_and_no_tokens() -> None:
     none = Ragged(np.zeros(0), np.zeros(4, np.int64))
     names = ("mask", "sampled", "logprobs", "trainer_logprobs", "advantages", "weights")
     bare = Rollouts("x", "t", ["a", "b", "c"], {"ids": Ragged(np.zeros(0, np.int32), np.zeros(4, np.int64))})
-    bare.tokens |= {n: Ragged(none.values.astype(bool if n in ("mask", "sampled") else float), none.offsets) for n in names}
+    bare.tokens |= {
+        n: Ragged(none.values.astype(bool if n in ("mask", "sampled") else float), none.offsets) for n in names
+    }
     bare.samples |= {"reward": np.array([0.0, 1.0, 0.0]), "group": np.array(["a", "a", "a"], object)}
     assert codes(audit(bare)) == ["A109"]
 
@@ -116,7 +130,9 @@ def test_one_observation_token_under_the_loss(layout: str) -> None:
     column(rollouts, "weights")[at] = column(rollouts, "weights")[at + 1]
     found = only(rollouts, "A101")
     assert (found.severity, found.count) == ("error", 1)
-    assert found.rows == (f"line 5, token {at - rollouts.tokens['mask'].offsets[4]} (id {column(rollouts, 'ids')[at]})",)
+    assert found.rows == (
+        f"line 5, token {at - rollouts.tokens['mask'].offsets[4]} (id {column(rollouts, 'ids')[at]})",
+    )
 
 
 def test_mask_that_lies_one_token_early_is_called_so() -> None:
@@ -129,8 +145,9 @@ def test_mask_that_lies_one_token_early_is_called_so() -> None:
 
 def test_one_sample_without_loss() -> None:
     rollouts = clean()
+    at = trained(rollouts, 6)
     for name, value in (("mask", False), ("advantages", np.nan), ("weights", np.nan)):
-        column(rollouts, name)[trained(rollouts, 6)] = value
+        column(rollouts, name)[at] = value
     assert only(rollouts, "A102").rows == ("line 7",)
 
 
@@ -169,7 +186,9 @@ def test_only_the_last_answer_of_an_episode_is_trained() -> None:
 
 
 def test_history_of_a_turn_that_other_samples_train_passes() -> None:
-    assert codes(audit(clean(layout="steps"))) == []  # each sample holds answers without loss: they are trained elsewhere
+    assert (
+        codes(audit(clean(layout="steps"))) == []
+    )  # each sample holds answers without loss: they are trained elsewhere
 
 
 def test_one_appended_end_token_under_the_loss() -> None:
@@ -229,7 +248,9 @@ def test_answer_that_was_tokenised_again_in_the_next_context() -> None:
     rollouts.texts["prompt"][row] = f"task 1: find the key {text} and then"
     found = [f for f in audit(rollouts).findings if f.code == "A107"]
     assert [f.rows for f in found] == [(f"line {row}",)]
-    rollouts.texts["prompt"][row] = "task 1: find the key"  # the text is not there either: rewritten, not tokenised again
+    rollouts.texts["prompt"][row] = (
+        "task 1: find the key"  # the text is not there either: rewritten, not tokenised again
+    )
     assert not [f for f in audit(rollouts).findings if f.code == "A107"]
 
 
@@ -240,8 +261,14 @@ def test_decoder_tells_drift_from_a_change_of_text() -> None:
     old = rollouts.tokens["ids"].row(later[0])[start]
     for i in later:
         rollouts.tokens["ids"].row(i)[start] = old + 1000
-    same_text = [f for f in audit(rollouts, decode=lambda ids: " ".join(str(i % 1000) for i in ids)).findings if f.code == "A107"]
-    other_text = [f for f in audit(rollouts, decode=lambda ids: " ".join(map(str, ids))).findings if f.code == "A107"]
+    same_text = [
+        f
+        for f in audit(rollouts, decode=lambda ids: " ".join(f"{i % 1000:04}" for i in ids)).findings
+        if f.code == "A107"
+    ]
+    other_text = [
+        f for f in audit(rollouts, decode=lambda ids: " ".join(f"{i:04}" for i in ids)).findings if f.code == "A107"
+    ]
     assert [f.rows for f in same_text] == [(f"line {later[0]}",)] and other_text == []
 
 
@@ -267,8 +294,9 @@ def test_one_token_of_padding_under_the_loss() -> None:
 
 def test_sample_without_a_sampled_token() -> None:
     rollouts = clean()
+    at = trained(rollouts, 6)
     for name, value in (("mask", False), ("sampled", False), ("advantages", np.nan), ("logprobs", np.nan)):
-        column(rollouts, name)[trained(rollouts, 6)] = value
+        column(rollouts, name)[at] = value
     assert only(rollouts, "A109").rows == ("line 7",)
 
 
@@ -477,6 +505,7 @@ def test_episode_at_the_mean_of_its_group_has_advantage_zero() -> None:
     rollouts = clean()
     at = rows_of(rollouts, "group", "g2")
     rollouts.samples["reward"][at] = rollouts.samples["score"][at] = [0.0, 0.5, 0.5, 1.0]
+    rollouts.samples["outcome"][at] = ""
     credit(rollouts, "grpo")
     assert codes(audit(rollouts)) == []
 
@@ -530,7 +559,11 @@ def test_one_group_that_another_estimator_made(layout: str, estimator: str) -> N
         column(rollouts, "advantages")[trained(rollouts, row)] *= 1.3
     found = only(rollouts, "A316")
     assert found.count == 1 and found.rows[0].startswith("group g2") and found.severity == "error"
-    largest = 0.3 / 1.3 * max(abs(column(rollouts, "advantages")[trained(rollouts, r)[0]]) for r in rows_of(rollouts, "group", "g2"))
+    largest = (
+        0.3
+        / 1.3
+        * max(abs(column(rollouts, "advantages")[trained(rollouts, r)[0]]) for r in rows_of(rollouts, "group", "g2"))
+    )
     assert f"difference is {largest:.3g}" in found.sentence and "1.3 times" in found.advice
 
 
@@ -811,11 +844,11 @@ def test_infinite_reward() -> None:
 
 def test_one_id_that_is_no_token() -> None:
     rollouts = clean()
-    rollouts.declared["vocabulary"] = 400
+    rollouts.declared["vocabulary"] = 500
     assert codes(audit(rollouts)) == []
     at = trained(rollouts, 2)[0]
-    column(rollouts, "ids")[at] = 400
-    assert only(rollouts, "A602").rows[0].endswith("(id 400)")
+    column(rollouts, "ids")[at] = 500
+    assert only(rollouts, "A602").rows[0].endswith("(id 500)")
     column(rollouts, "ids")[at] = -100
     assert "ignore" in only(without(rollouts, "vocabulary"), "A602").advice
 
@@ -921,6 +954,55 @@ def test_checks_change_no_column() -> None:
         np.testing.assert_array_equal(rollouts.tokens[name].values, value.values)
 
 
+FUZZED = ("ids", "mask", "sampled", "attention", "logprobs", "trainer_logprobs", "advantages", "weights")
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_no_combination_of_columns_and_values_breaks_a_check(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(0, 7))
+    lengths = rng.integers(0, 5, n)
+    rollouts = Rollouts("x", "t", [f"line {i}" for i in range(n)])
+    strange = np.array([0.0, 0.0, 1.0, -1.0, np.nan, np.inf, -np.inf, 1e30])
+    for name in rng.permutation(FUZZED)[: rng.integers(0, 9)].tolist():
+        crooked = rng.random() < 0.1
+        sizes = lengths + rng.integers(0, 2, n) if crooked else lengths
+        if name == "ids":
+            rollouts.tokens[name] = Ragged.of([rng.integers(-1, 4, k) for k in sizes], np.int32)
+        elif name in ("mask", "sampled", "attention"):
+            rollouts.tokens[name] = Ragged.of([rng.random(k) < 0.6 for k in sizes], bool)
+        else:
+            rollouts.tokens[name] = Ragged.of([rng.choice(strange, k) for k in sizes], np.float32)
+    words = {
+        "group": ["", "a", "b"], "task": ["", "e@1/train/3#h", "#", "b"], "split": ["", "train", "iid"],
+        "rollout": ["", "x", "y"], "outcome": ["", "success", "failure", "cut", "environment error"],
+        "stop": ["", "stop", "length"], "error": ["", "it broke"],
+    }  # fmt: skip
+    numbers = {"reward": strange, "score": strange, "turn": [-1, 0, 1], "version": [-1, 0, 3], "padded": [0, 2]}
+    for name, values in {**words, **numbers}.items():
+        if rng.random() < 0.6:
+            kind = object if name in words else float if name in ("reward", "score") else np.int64
+            rollouts.samples[name] = np.array(rng.choice(np.array(values), n).tolist(), kind)
+    for name in ("prompt", "completion", "gold"):
+        if rng.random() < 0.5:
+            rollouts.texts[name] = rng.choice(np.array(["", "a key here", "timed out", "key here", None]), n).tolist()
+    if rng.random() < 0.5:
+        rollouts.texts["messages"] = [
+            None if rng.random() < 0.3 else [{"role": "tool", "content": None}] for _ in range(n)
+        ]
+    said = {
+        "estimator": ["grpo", "GRPO", "rloo", "gae", "reinforce++", "own"], "top_p": [0.9], "top_k": [-1, 5],
+        "rollouts_per_task": [1, 2], "reward_range": [(0, 1)], "vocabulary": [3], "end_ids": [[2], 2], "bos_id": [1],
+        "denominator": ["token", "episode", "sequence", "x"], "hints": ["key"], "temperature": [0.0, 1.0],
+    }  # fmt: skip
+    for name, choices in said.items():
+        if rng.random() < 0.3:
+            rollouts.declared[name] = choices[int(rng.integers(len(choices)))]
+    report = audit(rollouts)
+    assert set(report.ran) | set(report.skipped) == set(CHECKS)
+    assert all(f.sentence and f.count > 0 and f.severity in ("error", "warning", "note") for f in report.findings)
+
+
 def test_rows_and_runs_are_reduced_as_a_loop_would() -> None:
     rng = np.random.default_rng(3)
     ragged = Ragged.of([rng.normal(size=n) for n in (0, 3, 0, 0, 5, 1, 0)], np.float64)
@@ -973,5 +1055,3 @@ def joined(a: Rollouts, b: Rollouts) -> Rollouts:
         {n: [*a.texts[n], *b.texts[n]] for n in a.texts},
         dict(a.declared),
     )
-
-

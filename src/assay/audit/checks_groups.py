@@ -17,6 +17,8 @@ def mixed_tasks(s: Sheet) -> list[Found]:
     task, by = s.task_of
     group = s.episodes.group
     known = (group >= 0) & (task >= 0)
+    if by != "task" and (not known.any() or np.bincount(task[known]).max() < 2):
+        return []  # no prompt comes twice: it holds something random, and tells no task
     pairs = np.unique(np.stack([group[known], task[known]], 1), axis=0)
     tasks = np.bincount(pairs[:, 0], minlength=len(s.episodes.names))
     mixed = np.flatnonzero(tasks > 1)
@@ -41,7 +43,7 @@ def scattered(s: Sheet) -> list[Found]:
     episodes, (task, _) = s.episodes, s.task_of
     size = episodes.size
     lone = (episodes.group >= 0) & (task >= 0) & (size[episodes.group] == 1) & ~s.evaluation[episodes.first]
-    times = np.bincount(task[lone], minlength=int(task.max(initial=-1)) + 1)
+    times = np.bincount(task[lone], minlength=int(task.max(initial=0)) + 1)
     at = np.flatnonzero(lone & (times[task] > 1))
     if not len(at):
         return []

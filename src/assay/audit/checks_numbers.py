@@ -44,7 +44,7 @@ def _missing(s: Sheet, name: str) -> Indices:
     """Trained tokens without a number. A sample without any has none on purpose where its reward is not known either,
     or an error ended it; for the trainer's log-probs always: not every file scores every sample."""
     assert s.trained is not None
-    blank = np.isnan(s.tokens[name]) & s.trained
+    blank = np.isnan(s.tokens[name]) & s.trained & s.policy  # others are told as trained and not sampled
     if not blank.any():
         return np.zeros(0, np.int64)
     excused = s.count(~np.isnan(s.tokens[name])) == 0

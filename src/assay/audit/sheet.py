@@ -160,7 +160,7 @@ class Sheet:
         if name in self.texts:
             return any(text for text in self.texts[name])
         column = self.tokens.get(name, self.samples.get(name))
-        if column is None or not len(column):
+        if column is None or not self.n:
             return False
         if column.dtype.kind == "f":
             return not bool(np.isnan(column).all())

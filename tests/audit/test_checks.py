@@ -349,6 +349,15 @@ def test_model_that_scores_one_sample_otherwise() -> None:
     truth[trained(rollouts, 9)] -= 1.5
     found = only(rollouts, "A204", score=lambda r: Ragged(truth, r.tokens["ids"].offsets))
     assert found.rows == ("line 10",) and found.severity == "warning"
+    truth[:] = column(rollouts, "logprobs")
+    truth[trained(rollouts, 3)[1]] -= 3  # one token
+    assert (
+        only(rollouts, "A204", score=lambda r: Ragged(truth, r.tokens["ids"].offsets))
+        .rows[0]
+        .startswith("line 4, token")
+    )
+    with pytest.raises(UserError, match="the scorer gave 0 log-probs in 0 rows"):
+        audit(rollouts, score=lambda r: Ragged.of([], float))
 
 
 def test_model_whose_scores_lie_one_token_off() -> None:
@@ -391,8 +400,8 @@ def test_trainer_logprobs_that_lie_one_token_off() -> None:
     rollouts = clean()
     mask = column(rollouts, "mask")
     column(rollouts, "trainer_logprobs")[mask] = np.roll(column(rollouts, "trainer_logprobs")[mask], -1)
-    found = [f for f in audit(rollouts).findings if f.code == "A207"]
-    assert found[0].severity == "error" and "one token early" in found[0].sentence
+    found = only(rollouts, "A207")
+    assert found.severity == "error" and "one token early" in found.sentence
 
 
 def test_one_group_of_several_versions_is_a_note() -> None:

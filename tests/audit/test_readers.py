@@ -171,8 +171,8 @@ def test_verifiers_branches_are_samples_of_one_rollout(tmp_path: Path) -> None:
     same(found.tokens["mask"], *[[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1, 0, 1]] * 2)
     same(found.tokens["sampled"], *[[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1, 0, 1]] * 2)
     same(found.tokens["logprobs"], *[[NAN] * 4 + [-0.5, -0.25, NAN], [NAN] * 4 + [-0.5, -0.25, NAN, -0.125]] * 2)
-    same(found.tokens["advantages"], *[[NAN] * 4 + [1, 2, NAN], [NAN] * 4 + [1, 2, NAN, NAN]] * 2)
-    same(found.tokens["weights"], *[[NAN] * 7, [NAN] * 6 + [0, 0.5]] * 2)
+    same(found.tokens["advantages"], *[[NAN] * 4 + [1, 2, NAN], [NAN] * 4 + [1, 2, NAN, 0]] * 2)
+    same(found.tokens["weights"], *[[NAN] * 7, [0] * 7 + [0.5]] * 2)
     assert found.samples["rollout"].tolist() == ["t1", "t1", "t2", "t2"] and found.samples["turn"].tolist() == [
         0,
         1,
@@ -391,6 +391,20 @@ def test_what_is_no_rollout_is_told_what_each_format_needs(tmp_path: Path) -> No
     assert all(f"{name}:" in sentence for name in FORMATS)
     with pytest.raises(UserError, match="format 'nope' does not exist"):
         read(tmp_path / "a.jsonl", format="nope")
+
+
+@pytest.mark.parametrize(
+    ("format", "field"),
+    [
+        ("verifiers", "nodes"),
+        ("verifiers-v0", "completion"),
+        ("verl", "output"),
+        ("trl", "completion"),
+        ("openai", "choices"),
+    ],
+)
+def test_a_record_of_another_format_is_no_empty_sample(format: str, field: str, tmp_path: Path) -> None:
+    refused(written(tmp_path / "a.jsonl", {"text": "hello"}), "line 1", f"'{field}'", format=format)
 
 
 @pytest.mark.parametrize("name", ["a.pkl", "a.pt", "a.bin", "torch.pt", "object.npz"])

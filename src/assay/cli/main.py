@@ -43,6 +43,7 @@ COMMANDS: dict[str, Command] = {  # in the order in which a newcomer needs them
         "replicate:replicate", "replicate --list", "published claims, put to the test, with our last verdict"
     ),
     "report": Command("commands:report", "report RUN", "write the run's report.html again"),
+    "audit": Command("audit:audit", "audit FILE", "are these rollouts sound? those of any framework"),
     "resume": Command("commands:resume", "resume RUN --steps +50", "go on from a run's last checkpoint, or extend it"),
     "new": Command("new:new", "new env NAME", "a file to start from: your own environment or method"),
     "pretrain": Command("commands:pretrain", "pretrain --model tiny-1m --out DIR", "make a small policy from nothing"),

@@ -35,6 +35,8 @@ def read(files: Sequence[Path], into: Collector, progress: Progress) -> None:
             for name in SAMPLING:
                 sampling[name].add(request.number(name))
             choices = response.subs("choices")
+            if "choices" not in response and "error" not in record:
+                refuse(record.place, "choices", "the choices of a response", None)
             for i, choice in enumerate(choices):
                 place = prefix + (where if len(choices) == 1 else f"{where}, choice {i}")
                 _choice(choice, record, request, response, place, into)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from assay.audit.readers.collect import Collector, Record, as_floats, content, joined, messages, refuse, spread
 from assay.audit.readers.files import Progress, kind_of
@@ -32,7 +33,11 @@ def read_v1(files: Sequence[Path], into: Collector, progress: Progress) -> None:
         for where, record in records(path, kind_of(path), None, progress):
             if "nodes" in record:
                 _trace(record, record, where, into)
+            elif "traces" not in record:
+                refuse(record.place, "nodes", "nodes, or traces with nodes", None)
             else:
+                if not record.items("traces"):  # an episode that failed before its first trace
+                    into.declared["episodes_without_traces"] = into.declared.get("episodes_without_traces", 0) + 1
                 for i, trace in enumerate(record.subs("traces")):
                     _trace(trace, record, where if len(record.values["traces"]) == 1 else f"{where}, trace {i}", into)
             if into.full:
@@ -125,9 +130,17 @@ def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     tokens["sampled"] = np.concatenate([part["sampled"] for part in parts]) if known else None
     for column in (*COMPACT, "weights"):
         if any(column in part for part in parts):
-            filled = [part.get(column, np.full(len(part["ids"]), np.nan, np.float32)) for part in parts]
-            tokens[column] = np.concatenate(filled)
+            tokens[column] = np.concatenate([part.get(column, _silent(part, column)) for part in parts])
     return tokens
+
+
+def _silent(part: dict[str, Any], column: str) -> NDArray[np.float32]:
+    """What a node without a column says on a path where others have it: credit and weights that nobody assigned are read
+    as 0 by the trainer, a log-prob is not known."""
+    blank = np.full(len(part["ids"]), 0.0 if column == "weights" else np.nan, np.float32)
+    if column == "advantages":
+        blank[part["mask"]] = 0.0
+    return blank
 
 
 def _facts(trace: Record, episode: Record, nodes: Sequence[Record]) -> dict[str, Any]:
@@ -203,6 +216,8 @@ def read_v0(files: Sequence[Path], into: Collector, progress: Progress) -> None:
             facts, texts = _facts_v0(record), _texts_v0(record)
             if "completion_ids" in record:
                 told = [(record, record)]
+            if not told and "completion" not in record and not facts["outcome"]:
+                refuse(record.place, "completion", "a completion, or tokens in trajectory", None)
             if not told:
                 into.add(where, {}, facts, texts, record.place)
             for i, (step, tokens) in enumerate(told):

@@ -56,6 +56,8 @@ def read(files: Sequence[Path], into: Collector, progress: Progress) -> None:
 def _dumped(record: Record, where: str, into: Collector) -> None:
     """A line of a dump: texts, score, and since verl 0.9 a key "{sample}_{rollout}_{output}" as uid."""
     step, prompt = record.integer("step"), record.text("input")
+    if "output" not in record:
+        refuse(record.place, "output", "the text of a response, as rollout dumps have it", None)
     key, gold = record.name("uid"), record.values.get("gts")
     group: Any = None if prompt is None else f"{step}/{prompt}"
     rollout, turn = record.name("request_id"), -1

@@ -177,9 +177,11 @@ def episode_shares(s: Sheet) -> tuple[Reals, str]:
 def _episode_shares(s: Sheet) -> tuple[Reals, str]:
     parts: list[Any] = [s.tokens[name] for name in ("weights", "advantages") if s.has(name) and name in s.tokens]
     if parts and s.trained is not None:
-        size = np.where(s.trained, np.nan_to_num(np.abs(parts[0]), posinf=0.0), 0.0)
+        size = np.abs(parts[0])
         for part in parts[1:]:
-            size *= np.nan_to_num(np.abs(part), posinf=0.0)
+            size *= np.abs(part)
+        size[~s.trained] = 0
+        size[~np.isfinite(size)] = 0
         per_sample = reduce_rows(np.add, size, s.offsets, 0.0, np.float64)
         names = [name for name in ("weights", "advantages") if s.has(name)]
         words = f"gradient ({' x '.join('|' + name[:-1] + '|' for name in names)})"

@@ -8,34 +8,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.audit.sheet import Bools, Found, Indices, Reals, Sheet, factorise, reduce_rows, share
+from assay.protocols import UserError
 
 ABOVE = 1e-3  # nats above 0 that rounding (bf16) explains
 RATIO_OFF = 0.01  # of the mean ratio; smaller is rounding between two engines
 STANDARD_ERRORS = 4.0
 GAP_NOTE, GAP_WARNING = 0.05, 0.3  # nats, mean |difference|: two healthy engines in bf16 differ by 0.01 to 0.02
 RESCORE_NOTE, RESCORE_WARNING, RESCORE_ERROR = 0.02, 0.05, 0.5  # nats, mean |difference|
+WRONG_TOKEN = 2.0  # nats that rounding never makes of one token
 LARGEST = 20.0  # of a log ratio before exp
+FEWEST = 50  # tokens before a mean means something
+ENOUGH = 1_000_000  # tokens that a correlation looks at
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Two sets of log-probs where both are known and trained."""
+    """Two sets of log-probs on the trained tokens where both are known: K tokens."""
 
-    at: Indices  # [K] positions
-    first: Reals  # [K]
-    second: Reals  # [K]
+    known: Bools  # [M]
+    difference: NDArray[np.float32]  # [M] second minus first; 0 where not known
+    count: Indices  # [N] known tokens of each sample
+    first: Reals  # [K] or the first of them: enough to correlate
+    second: Reals
 
     @property
-    def difference(self) -> Reals:
-        return self.second - self.first
+    def size(self) -> int:
+        return int(self.count.sum())
 
 
 def _gap(s: Sheet, first: NDArray[np.float32], second: NDArray[np.float32]) -> Gap:
-    both = np.isfinite(first) & np.isfinite(second)
+    known = np.isfinite(first) & np.isfinite(second)
     if s.trained is not None:
-        both &= s.trained
-    at = np.flatnonzero(both)
-    return Gap(at, first[at].astype(np.float64), second[at].astype(np.float64))
+        known &= s.trained
+    difference = second - first
+    difference[~known] = 0
+    some = np.flatnonzero(known[:ENOUGH])
+    pair = (first[some].astype(np.float64), second[some].astype(np.float64))
+    return Gap(known, difference, s.count(known), *pair)
 
 
 def trainer_gap(s: Sheet) -> Gap:
@@ -96,90 +105,87 @@ def constant(s: Sheet) -> list[Found]:
 def ratio_mean(s: Sheet) -> list[Found]:
     """E[p_trainer / p_sampler] over sampled tokens is 1 wherever the sampler drew from what it logged."""
     gap = trainer_gap(s)
-    if len(gap.at) < 50:
+    if gap.size < FEWEST or misaligned(s):
         return []
-    ratio = np.exp(np.clip(gap.difference, -LARGEST, LARGEST))
-    row = s.row_at(gap.at)
-    total, count = np.bincount(row, ratio, s.n), np.bincount(row, minlength=s.n)
-    mean = total.sum() / count.sum()
-    episode = s.episodes.of
-    spread = np.bincount(episode, total - mean * count)  # an episode is the unit: its tokens are not independent
-    used = max(int((np.bincount(episode, count) > 0).sum()), 2)
-    error = np.sqrt((spread**2).sum() * used / (used - 1)) / count.sum()
+    ratio = np.clip(gap.difference, -LARGEST, LARGEST)
+    np.exp(ratio, out=ratio)
+    ratio[~gap.known] = 0
+    total = reduce_rows(np.add, ratio, s.offsets, 0.0, np.float64)
+    mean = float(total.sum()) / gap.size
+    apart = np.bincount(s.episodes.of, total - mean * gap.count)  # the unit is an episode: its tokens go together
+    used = max(int((np.bincount(s.episodes.of, gap.count) > 0).sum()), 2)
+    error = np.sqrt((apart**2).sum() * used / (used - 1)) / gap.size
     if abs(mean - 1) <= max(RATIO_OFF, STANDARD_ERRORS * error):
         return []
-    top_p, top_k = s.declared.get("top_p"), s.declared.get("top_k")
-    truncated = [f"top_p {top_p}"] if top_p is not None and top_p < 1 else []
-    truncated += [f"top_k {top_k}"] if top_k is not None and top_k > 0 else []
-    sentence = f"the importance ratio (trainer over sampler) has mean {mean:.4f} over {len(gap.at):,} tokens, not 1"
+    truncated = _truncation(s)
+    sentence = f"the importance ratio (trainer over sampler) has mean {mean:.4f} over {gap.size:,} tokens, not 1"
+    advice = "suspect log-probs before the temperature or the logits processors, or of other weights than sampled"
     if mean < 1:
         sentence += f": the sampler kept about {100 * mean:.1f} % of the probability mass and logged it as 100 %"
+        advice = "suspect top-p, top-k or min-p (look into the generation config), or log-probs at another temperature"
     if mean < 1 and truncated:
-        advice = (
-            f"{' and '.join(truncated)} is declared: sample with top_p 1 and no top_k, or renormalise the trainer alike"
-        )
-    elif mean < 1:
-        advice = (
-            "suspect top-p, top-k or min-p in the sampler or its generation config, or log-probs at another temperature"
-        )
-    else:
-        advice = "suspect log-probs before the temperature or the logits processors, or of other weights than sampled"
-    own = np.abs(np.divide(total, count, out=np.ones(s.n), where=count > 0) - 1)
-    worst = np.argsort(-own * np.sqrt(count), kind="stable")[:5]
+        advice = f"{truncated} is declared: sample with top_p 1 and no top_k, or renormalise the trainer's alike"
+    own = np.abs(total - gap.count) / np.sqrt(np.maximum(gap.count, 1))
+    worst = np.argsort(-own, kind="stable")[:5]
     severity = "error" if mean < 1 and truncated else ""
-    return [Found(sentence, int((count > 0).sum()), s.at_samples(worst), advice, severity)]
+    return [Found(sentence, int((gap.count > 0).sum()), s.at_samples(worst), advice, severity)]
 
 
-def truncated_sampler(s: Sheet) -> list[Found]:
+def _truncation(s: Sheet) -> str:
+    """What is declared of top-p and top-k, in words; "" if they leave the distribution whole."""
     top_p, top_k = s.declared.get("top_p"), s.declared.get("top_k")
     told = [f"top_p {top_p}"] if top_p is not None and top_p < 1 else []
     told += [f"top_k {top_k}"] if top_k is not None and top_k > 0 else []
+    return " and ".join(told)
+
+
+def truncated_sampler(s: Sheet) -> list[Found]:
+    told = _truncation(s)
     if not told or s.evaluation.all() or (s.has("logprobs") and s.has("trainer_logprobs")):
         return []  # with both log-probs the ratio itself is measured
-    sentence = f"{' and '.join(told)} is declared, and no pair of log-probs is here to show what it does to the ratio"
+    sentence = f"{told} is declared, and no pair of log-probs is here to show what it does to the ratio"
     advice = "train on samples of the whole distribution (top_p 1, no top_k), or record both log-probs"
     return [Found(sentence, s.n, (), advice)]
 
 
 def misaligned(s: Sheet) -> list[Found]:
     """Log-probs of the same tokens go together; those that lie one token off do not."""
-    gap = trainer_gap(s)
-    return _alignment(gap, "the trainer's log-probs")
+    return _alignment(trainer_gap(s), "the trainer's log-probs")
 
 
 def _alignment(gap: Gap, name: str) -> list[Found]:
-    if len(gap.at) < 100 or min(gap.first.std(), gap.second.std()) < 0.05:
+    a, b = gap.first, gap.second
+    if len(a) < 2 * FEWEST or min(a.std(), b.std()) < 0.05:
         return []
-    together = float(np.corrcoef(gap.first, gap.second)[0, 1])
+    together = float(np.corrcoef(a, b)[0, 1])
     if together > 0.5:
         return []
-    late = float(np.corrcoef(gap.first[:-1], gap.second[1:])[0, 1])
-    early = float(np.corrcoef(gap.first[1:], gap.second[:-1])[0, 1])
-    sentence = f"{name} and the sampler's hardly go together (correlation {together:.2f} over {len(gap.at):,} tokens)"
+    late, early = float(np.corrcoef(a[:-1], b[1:])[0, 1]), float(np.corrcoef(a[1:], b[:-1])[0, 1])
+    sentence = f"{name} and the sampler's hardly go together (correlation {together:.2f} over {len(a):,} tokens)"
     if max(late, early) > 0.8:
         side = "late" if late > early else "early"
         sentence += f", but they do when one is moved by a token ({max(late, early):.2f}): they lie one token {side}"
-        return [Found(sentence, len(gap.at), (), "logits at position t predict token t + 1: shift once", "error")]
-    return [Found(sentence, len(gap.at), (), "are they of the same tokens, order of samples and weights?")]
+        return [Found(sentence, gap.size, (), "logits at position t predict token t + 1: shift once", "error")]
+    return [Found(sentence, gap.size, (), "are they of the same tokens, order of samples and weights?")]
 
 
 def apart(s: Sheet) -> list[Found]:
     gap = trainer_gap(s)
-    mean = float(np.abs(gap.difference).mean()) if len(gap.at) >= 50 else 0.0
+    if gap.size < FEWEST or misaligned(s):
+        return []
+    distance = np.abs(gap.difference)
+    own = reduce_rows(np.add, distance, s.offsets, 0.0, np.float64)
+    mean = float(own.sum()) / gap.size
     if mean <= GAP_NOTE:
         return []
-    row = s.row_at(gap.at)
-    own = np.bincount(row, np.abs(gap.difference), s.n) / np.maximum(np.bincount(row, minlength=s.n), 1)
-    beyond = int((np.abs(gap.difference) > np.log(2)).sum())
+    beyond = int((distance > np.log(2)).sum())
     sentence = (
-        f"sampler and trainer differ by {mean:.3f} nats a token on average; the ratio of "
-        f"{share(beyond, len(gap.at))} tokens is beyond 1/2 to 2 before any update"
+        f"sampler and trainer differ by {mean:.3f} nats a token on average; the ratio of {share(beyond, gap.size)} tokens "
+        "is beyond 1/2 to 2 before any update"
     )
-    advice = (
-        "compare precision, kernels, temperature and weight version of the two; correct by truncated importance weights"
-    )
-    severity = "warning" if mean > GAP_WARNING else "note"
-    return [Found(sentence, len(gap.at), s.at_samples(np.argsort(-own, kind="stable")[:5]), advice, severity)]
+    advice = "compare precision, kernels, temperature and weight version of the two; truncated importance weights help"
+    worst = np.argsort(-own / np.maximum(gap.count, 1), kind="stable")[:5]
+    return [Found(sentence, gap.size, s.at_samples(worst), advice, "warning" if mean > GAP_WARNING else "note")]
 
 
 def rescored(s: Sheet) -> list[Found]:
@@ -187,32 +193,31 @@ def rescored(s: Sheet) -> list[Found]:
     assert s.score is not None
     column = s.score(s.rollouts)
     if not np.array_equal(column.offsets, s.offsets):
-        return [Found("the scorer gave other numbers of tokens than the samples have", s.n)]
+        raise UserError(
+            f"{s.rollouts.source}: the scorer gave {column.offsets[-1]} log-probs in {len(column)} rows, expected one for "
+            f"each of {s.offsets[-1]} tokens in {s.n}"
+        )
     gap = _gap(s, s.tokens["logprobs"], np.asarray(column.values, np.float32))
-    if not len(gap.at):
+    if not gap.size:
         return []
     if found := _alignment(gap, "the model's log-probs"):
         return found
-    mean = float(np.abs(gap.difference).mean())
-    found_rows = _worst_rows(s, gap, RESCORE_ERROR)
-    if mean <= RESCORE_NOTE and not len(found_rows):
+    distance = np.abs(gap.difference)
+    own = reduce_rows(np.add, distance, s.offsets, 0.0, np.float64) / np.maximum(gap.count, 1)
+    mean = float((own * gap.count).sum()) / gap.size
+    wrong = np.flatnonzero(distance > WRONG_TOKEN)
+    rows = np.flatnonzero(own > RESCORE_ERROR)
+    if mean <= RESCORE_NOTE and not len(wrong) and not len(rows):
         return []
-    severity = "error" if mean > RESCORE_ERROR else "warning" if mean > RESCORE_WARNING or len(found_rows) else "note"
     sentence = f"recorded log-probs differ from those of the given model by {mean:.3f} nats a token on average"
-    if len(found_rows):
-        sentence += f", by more than {RESCORE_ERROR} in {share(len(found_rows), s.n)} samples"
-    advice = (
-        "is it the model, at the weights and the temperature that sampled? Are special tokens and padding the same?"
-    )
-    worst = found_rows if len(found_rows) else np.unique(s.row_at(gap.at))
-    return [Found(sentence, max(len(found_rows), 1), s.at_samples(worst), advice, severity)]
-
-
-def _worst_rows(s: Sheet, gap: Gap, most: float) -> Indices:
-    row = s.row_at(gap.at)
-    own = np.bincount(row, np.abs(gap.difference), s.n) / np.maximum(np.bincount(row, minlength=s.n), 1)
-    at = np.flatnonzero(own > most)
-    return at[np.argsort(-own[at], kind="stable")]
+    sentence += f", by more than {RESCORE_ERROR:g} in {share(len(rows), s.n)} samples" if len(rows) else ""
+    sentence += f", by more than {WRONG_TOKEN:g} at {share(len(wrong), gap.size)} tokens" if len(wrong) else ""
+    severity = "warning" if mean > RESCORE_WARNING or len(rows) or len(wrong) else "note"
+    advice = "is it the model, at the weights and temperature that sampled? Are special tokens and padding the same?"
+    worst = np.argsort(-own, kind="stable")[: len(rows) or 5]
+    named = s.at_tokens(wrong) if len(wrong) else s.at_samples(worst)
+    severity = "error" if mean > RESCORE_ERROR else severity
+    return [Found(sentence, max(len(wrong), len(rows), 1), named, advice, severity)]
 
 
 def stale(s: Sheet) -> list[Found]:

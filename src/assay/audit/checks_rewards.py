@@ -29,7 +29,7 @@ def _name(s: Sheet) -> str:
 def _failed(s: Sheet) -> Bools:
     """[N] samples whose episode has reward 0, or the lowest reward of the file where none is 0."""
     reward = _reward(s)
-    floor = min(0.0, float(np.nanmin(reward))) if np.isfinite(reward).any() else 0.0
+    floor = min(0.0, float(reward[np.isfinite(reward)].min(initial=0.0)))
     return np.isfinite(reward) & ((reward == 0) | (reward == floor))
 
 
@@ -197,7 +197,8 @@ def out_of_range(s: Sheet) -> list[Found]:
 def unscored_trained(s: Sheet) -> list[Found]:
     """A reward that is not known, and an advantage all the same."""
     reward = s.of_episodes(_name(s))[0]
-    live = np.abs(np.nan_to_num(s.tokens["advantages"])) > 0
+    live = ~np.isnan(s.tokens["advantages"])
+    live &= s.tokens["advantages"] != 0
     live &= True if s.trained is None else s.trained
     at = np.flatnonzero(np.isnan(reward)[s.episodes.of] & (s.count(live) > 0))
     if not len(at):

@@ -188,7 +188,7 @@ def _no_worse(pair: Mapping[str, Any], result: Mapping[str, Any]) -> bool:
     from scipy import stats
 
     sd, n, estimate = pair["sd"], pair["n"], pair["difference"] and pair["difference"]["estimate"]
-    if sd is None or estimate is None or n < 2:
+    if not sd or estimate is None or n < 2:
         return False
     return bool(estimate - stats.t.ppf(1 - result["alpha"], n - 1) * sd / n**0.5 > -result["effect"])
 

@@ -123,6 +123,8 @@ class Runtime(Section):
     """Steps between those whose traces are written; 0: only the evaluations'."""
     on_nonfinite: Literal["skip", "stop"] = "skip"
     """After a loss or gradient that is not finite: skip the update, or stop. Either way its rows are saved and named."""
+    guard: bool = True
+    """Say in one line what silently ruins a run, as soon as its first batches or its metrics show it."""
     loggers: list[Literal["tensorboard", "wandb", "trackio"]] = []
     """Beside metrics.jsonl."""
 

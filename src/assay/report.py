@@ -10,6 +10,7 @@ Keys of metrics.jsonl that it knows (each may be missing; all other numbers get 
 of timings.jsonl: step_s, and of it model_s, env_wait_s, update_s; tokens_per_s.
 of evaluation.json: {"before": {"sampled": RATE, "greedy": RATE, "ood": {the same}}, "after": the same},
     RATE = {"success", "low", "high", "n"} and, if it is there, "panel".
+of guard.jsonl: every line.
 of traces/: before.parquet and after.parquet, of which the tasks in both give the examples.
 
 Everything shown is untrusted (a model or an environment wrote it): the template escapes all of it, and the page's
@@ -99,6 +100,7 @@ def page(run: RunDir, decode: Callable[[Ids], str] | None, context: Mapping[str,
     config = _readable(lambda: run.config, {}, problems)
     metrics = _readable(run.read_metrics, [], problems)
     timings = _readable(run.read_timings, [], problems)
+    guard = _readable(run.read_guard, [], problems)
     evaluation = _readable(lambda: run.evaluation, {}, problems)
     traces = {
         when: _readable(lambda when=when: run.read_traces(when), [], problems)  # type: ignore[misc]
@@ -116,7 +118,12 @@ def page(run: RunDir, decode: Callable[[Ids], str] | None, context: Mapping[str,
         "examples": examples(traces, decode, context.get("advantages", {})),
         "tables": context.get("tables", ()),
         "dropped": dropped(metrics),
-        "anomalies": [*problems, *context.get("anomalies", ()), *anomalies(metrics, evaluation)],
+        "anomalies": [
+            *problems,
+            *(f"Step {line['step']}: {line.get('text')} ({line.get('code')})" for line in guard),
+            *context.get("anomalies", ()),
+            *anomalies(metrics, evaluation),
+        ],
         "others": other_charts(metrics),
         "config": flat(config),
     }

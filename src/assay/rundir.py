@@ -3,6 +3,7 @@
     config.toml           complete and re-runnable; an absent key is None
     metrics.jsonl         one object a step: facts that a resumed run repeats bit for bit
     timings.jsonl         one object a step: clocks and rates, which it does not
+    guard.jsonl           one object for each thing that the guard has said: step, code, text
     evaluation.json       held-out success before and after
     traces/               step-000012.parquet, and named ones (before.parquet, after.parquet)
     checkpoints/          see checkpoints.py
@@ -36,7 +37,8 @@ from assay.protocols import Metrics, UserError
 from assay.trace import Trace
 from assay.trace_store import read_traces, write_traces
 
-CONFIG, METRICS, TIMINGS, LOCK = "config.toml", "metrics.jsonl", "timings.jsonl", ".lock"
+CONFIG, METRICS, TIMINGS, GUARD, LOCK = "config.toml", "metrics.jsonl", "timings.jsonl", "guard.jsonl", ".lock"
+LINES = (METRICS, TIMINGS, GUARD)
 CONFIG_BYTES = 1 << 20
 JSON_BYTES = 1 << 26
 LOCK_PATIENCE = 3.0  # seconds that workers of a killed process may take to notice and let the lock go
@@ -90,7 +92,7 @@ class RunDir:
         checkpoints.recover(self.checkpoints)
         for leftover in (*self.path.glob(f"{TEMPORARY}*"), *self.traces.glob("*.partial")):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        for name in (METRICS, TIMINGS):  # a torn last line must not swallow the next one
+        for name in LINES:  # a torn last line must not swallow the next one
             self._keep_lines(name, math.inf)
 
     # ---------------------------------------------------------------------------------------- configuration, JSON
@@ -133,11 +135,17 @@ class RunDir:
     def append_timings(self, step: int, timings: Mapping[str, Any]) -> None:
         self._append(TIMINGS, step, timings)
 
+    def append_guard(self, step: int, line: Mapping[str, str]) -> None:
+        self._append(GUARD, step, line)
+
     def read_metrics(self) -> list[dict[str, Any]]:
         return [record for _, record in self._records(METRICS)]
 
     def read_timings(self) -> list[dict[str, Any]]:
         return [record for _, record in self._records(TIMINGS)]
+
+    def read_guard(self) -> list[dict[str, Any]]:
+        return [record for _, record in self._records(GUARD)]
 
     def _append(self, name: str, step: int, values: Mapping[str, Any]) -> None:
         """One whole line in the system's hands, or none: a full disk takes back what it had written of it."""
@@ -215,7 +223,7 @@ class RunDir:
     ) -> Path:
         """The state after `step`; the lines before it reach the disk first. See `checkpoints.save_checkpoint`."""
         self._check_writer()
-        for name in (METRICS, TIMINGS):
+        for name in LINES:
             if (path := self.path / name).exists():
                 sync(path)
         return checkpoints.save_checkpoint(self.checkpoints, step, tensors, state, metrics, retention)
@@ -240,7 +248,7 @@ class RunDir:
             for later in self.trace_steps():
                 if later > step:
                     self.trace_path(later).unlink()
-        for name in (METRICS, TIMINGS):
+        for name in LINES:
             self._keep_lines(name, step)
 
     def _check_writer(self) -> None:

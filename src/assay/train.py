@@ -24,6 +24,7 @@ from assay.config import BUDGETS, RunConfig, default_out, dump, parse_budget, re
 from assay.evaluate import evaluate, evaluate_all
 from assay.facts import entropy, facts, mean_of, without_cut
 from assay.files import beside
+from assay.guard import Guard, watch
 from assay.learner.torch_learner import TorchLearner
 from assay.loggers import Loggers
 from assay.protocols import Method, Metrics, UserError
@@ -60,6 +61,7 @@ class Trainer:
             self.config.temperature, self.config.seed, [m.episode for m in self.methods], display.episodes
         )
         self.needs = _needs(self.methods, learner, self.config)
+        self.guard: Guard | None = None
 
     def step(self) -> tuple[Metrics, Metrics, Batch]:
         """One training step: (metrics, timings, batch)."""
@@ -83,6 +85,8 @@ class Trainer:
                 metrics |= method.advantage(batch, rows)
         for method in self.methods:
             metrics |= method.modulate(batch, rows)
+        if self.guard:
+            self.guard.batch(self.spent["steps"] + 1, batch, rows)
         updates = [self.update(part, progress) for part in self.parts(batch, rows)]
         metrics |= mean_of(updates)
         self.bench.sampler.load(self.learner)
@@ -295,6 +299,8 @@ def _phases(
         trainer.load_state(dict(tensors), state)
         run.cut_back(trainer.spent["steps"])
         display.note(f"resumed after step {trainer.spent['steps']}")
+    if config.runtime.guard:
+        trainer.guard = Guard(config, trainer.learner, run.read_metrics(), run.read_guard())
     if not trainer.ended:
         _forget_end(run)
     display.phase("training")
@@ -307,6 +313,8 @@ def _phases(
         if config.runtime.traces_every and step % config.runtime.traces_every == 0:
             run.write_traces(step, [t for g in batch.groups + batch.dropped for t in (*g.traces, *g.others)])
         run.append_metrics(step, metrics)
+        if trainer.guard:
+            timings["guard_s"] = watch(trainer.guard, run, step, metrics, display.note)
         run.append_timings(step, timings)
         loggers.log(step, metrics | timings)
         display.step({"step": step, **metrics}, timings)

@@ -18,10 +18,11 @@ import numpy as np
 
 from assay.audit.checks import CHECKS, audit
 from assay.audit.columns import Finding, Rollouts
+from assay.audit.explain import PARTS
 from assay.audit.readers.traces import from_rows
 from assay.guard_rules import RULES, History
 from assay.methods.host import GROUP_ESTIMATORS, total
-from assay.protocols import Learner, Metrics
+from assay.protocols import Learner, Metrics, UserError
 from assay.rows import Batch, Row
 from assay.rundir import RunDir
 from assay.trace import Trace
@@ -30,7 +31,7 @@ FIRST_STEPS = 2  # whose batches are audited
 TOKENS = 16384  # of whole groups, audited a step at most: 2 % of a step's time (docs/guard.md)
 SCORED = 0.01  # share of the batch's tokens that are forwarded once more, without gradients
 COOL_DOWN = 10  # steps for which a theme is quiet after it has spoken
-CLEAR = 5  # steps without a finding after which it may be said again
+CLEAR = 10  # steps without a finding after which it may be said again
 SOUND = ("A101", "A102", "A106", "A201", "A202", "A203", "A205", "A207", "A209", "A301", "A305", "A313", "A406", "A601")
 CREDIT = ("A311", "A312", "A315")  # where the estimator is a group's, and nothing but the host writes advantages
 REWARD = ("A403", "A404", "A407")  # of all episodes of the batch; the first two say what G110 would say again
@@ -56,16 +57,16 @@ class Memory:
     standing: dict[str, int] = field(default_factory=dict)  # code -> last step at which it was still found
     quiet: dict[str, int] = field(default_factory=dict)  # theme -> last step of its silence
 
-    def say(self, step: int, code: str, theme: str) -> bool:
+    def say(self, step: int, code: str) -> bool:
         """Is this finding news? Remembers it if so."""
+        theme, heeds = themes_of(code)
         told = step - self.standing.get(code, step - CLEAR - 1) <= CLEAR
-        if told:
+        news = not told and all(step > self.quiet.get(other, 0) for other in heeds)
+        if told or news:
             self.standing[code] = step
-        elif news := step > self.quiet.get(theme, 0):
-            self.standing[code] = step
+        if news:
             self.quiet[theme] = step + COOL_DOWN
-            return news
-        return False
+        return news
 
 
 class Guard:
@@ -90,7 +91,7 @@ class Guard:
         for record in history:
             for line in said:
                 if line["step"] == record["step"] and line["code"] in CHECKS:
-                    self._memory.say(line["step"], line["code"], theme_of(line["code"]))
+                    self._memory.say(line["step"], line["code"])
             self._watch(record)
 
     def batch(self, step: int, batch: Batch, rows: Sequence[Row]) -> None:
@@ -112,7 +113,7 @@ class Guard:
         lines = [
             Line(step, f.code, f"{f.sentence}; {f.advice}" if f.advice else f.sentence)
             for f in found
-            if step > FIRST_STEPS or self._memory.say(step, f.code, theme_of(f.code))
+            if step > FIRST_STEPS or self._memory.say(step, f.code)
         ]
         shown = lines if step > FIRST_STEPS else []
         written = [line for line in lines if not shown] + self._watch(record)
@@ -124,12 +125,15 @@ class Guard:
         self._records.append(record)
         step, history = int(record["step"]), History(self._records)
         found = {code: text for code, rule in RULES.items() if (text := rule.find(history))}
-        return [Line(step, code, text) for code, text in found.items() if self._memory.say(step, code, theme_of(code))]
+        return [Line(step, code, text) for code, text in found.items() if self._memory.say(step, code)]
 
 
-def theme_of(code: str) -> str:
-    """What says the same thing in another way has the same theme."""
-    return "reward" if code in REWARD[:2] else RULES[code].theme if code in RULES else code
+def themes_of(code: str) -> tuple[str, list[str]]:
+    """The theme of a code, and those after which it is quiet. A check of the audit is a theme of its own."""
+    if code in RULES:
+        return RULES[code].theme, RULES[code].heeds.split()
+    theme = "reward" if code in REWARD[:2] else code
+    return theme, [theme]
 
 
 def watch(guard: Guard, run: RunDir, step: int, metrics: Metrics, note: Callable[[str], None]) -> float:
@@ -201,3 +205,107 @@ def scored(learner: Learner, rows: Sequence[Row], tokens: int, temperature: floa
         chosen.append(row)
     learner.score(chosen, frozenset({"old_logprob"}), temperature)
     return copies
+
+
+# ------------------------------------------------------------------------------------------------------- what it says
+
+TEXTS: dict[str, dict[str, str]] = {
+    "G101": {
+        "what": "The entropy of the policy is below 0.3 of what it was at most ten steps ago, or below 0.1 of the start, "
+        "and neither success nor reward rose meanwhile. Not said where success is above 90 %: there it is natural.",
+        "why": "A policy that always does the same gets groups without spread, and learns no more, whatever the budget.",
+        "by_hand": "Plot `entropy` beside `success`; read ten rollouts of one task: are they one rollout?",
+        "mend": "Lower learning_rate; raise slots.clip_high; sample at a higher temperature; go back to a checkpoint.",
+    },
+    "G102": {
+        "what": "The entropy is twice the usual two steps in a row (at least 0.3 nats more, and six spreads), or twice that "
+        "of the start while success fell by 0.1.",
+        "why": "The policy is losing the language of the task; words outside it follow, and then the reward.",
+        "by_hand": "Read the last traces (`assay view`) for text that no one asked for.",
+        "mend": "Lower learning_rate or raise warmup_steps; mind old log-probs at another temperature, and entropy bonuses.",
+    },
+    "G103": {
+        "what": "The share of invalid actions is six spreads and 10 points above the usual, and the reward is a fifth below "
+        "the three steps before. The gradient norm is that of the update that made this policy, if it was unusual.",
+        "why": "One update too large sent the policy to words that the environment does not know. Runs often come back from "
+        "it, after ten lost steps; some never do.",
+        "by_hand": "Compare the actions of this step's traces with those of the step before.",
+        "mend": "Lower learning_rate, raise warmup_steps, or use several groups more per step.",
+    },
+    "G104": {
+        "what": "Mean success of the last five steps is 0.2 (and four standard errors) below the best five in a hundred.",
+        "why": "What was learnt is being unlearnt; the run's last checkpoint is not its best.",
+        "by_hand": "Plot `success`; evaluate the best checkpoint and the last on the same panel.",
+        "mend": "Go on from the best checkpoint with a lower learning_rate, or with schedule linear.",
+    },
+    "G105": {
+        "what": "The mean probability ratio of a batch's only update is not 1, or that of several moved by 0.05 and eight "
+        "spreads from the usual.",
+        "why": "On the first update the ratio is 1 by definition. Anything else means that the old log-probs are of other "
+        "tokens, temperature, precision or weights; clipping then acts on noise.",
+        "by_hand": "Score one row twice before the update: both passes must agree to rounding.",
+        "mend": "Look at temperature, dropout and dtype of the score pass; with several updates, take fewer or smaller ones.",
+    },
+    "G106": {
+        "what": "The KL to the sampling policy (or to the reference) is five times the usual, by 0.05 (0.2) nats and eight "
+        "spreads; 0.5 (2) nats where there is no usual yet.",
+        "why": "The updates of one batch moved the policy far from what sampled it; the batch says little about where it went.",
+        "by_hand": "Plot `approx_kl_per_trained_token` beside `learning_rate` and `grad_norm`.",
+        "mend": "Lower learning_rate, epochs, updates_per_batch or grad_clip.",
+    },
+    "G107": {
+        "what": "The share of clipped tokens is four times the usual, by 15 points and eight spreads.",
+        "why": "Clipped tokens have no gradient: most of the batch is thrown away, silently.",
+        "by_hand": "Plot `clip_low_per_trained_token` and `clip_high_per_trained_token`.",
+        "mend": "Lower learning_rate, epochs or updates_per_batch; only then widen the bounds.",
+    },
+    "G108": {
+        "what": "The gradient norm before clipping is ten times the usual and six spreads above it, both as logarithms.",
+        "why": "One episode or token dominates the step; where grad_clip is far above the usual norm, it is not bounded.",
+        "by_hand": "Look for one very long, very wrong or oddly rewarded episode in the step's traces.",
+        "mend": "Set grad_clip to about twice the usual norm.",
+    },
+    "G109": {
+        "what": "An update was skipped because its loss or gradient was not finite, or a metric is not finite.",
+        "why": "Skipped batches are paid for and not learnt from; a NaN that is not skipped ends the run.",
+        "by_hand": "Read the rows in the run's folder failures; find the first column that is not finite.",
+        "mend": "runtime.dtype float32, a lower learning_rate, or repair the reward that gave the number.",
+    },
+    "G110": {
+        "what": "For three steps no group had rewards that differ (or nothing was trained, or no group was kept); or 95 % of "
+        "the groups of five steps had none.",
+        "why": "A group estimator learns from differences inside a group only. Such steps cost everything and teach nothing.",
+        "by_hand": "Are the rewards 0, 1, or something else? Score a right and a wrong answer by hand.",
+        "mend": "Never solved: easier tasks, or a warm start. Always solved: harder tasks. In between: mend the reward.",
+    },
+    "G111": {
+        "what": "The reward of three steps is four spreads and a tenth above the usual, while episodes grew by half (and "
+        "four spreads) or success fell.",
+        "why": "Reward that comes with length, or without success, is often gamed: the policy has found what the checker pays "
+        "for instead of what was meant.",
+        "by_hand": "Read the five best-rewarded episodes of the step.",
+        "mend": "Repair the reward; hold out checks that the policy is not trained on; shape against length.",
+    },
+    "G112": {
+        "what": "More than 2 % of the episodes of three steps ended in an environment error, and three times the share before.",
+        "why": "They are never learnt from. If errors depend on the action, what is left is a biased sample.",
+        "by_hand": "Read `error` in the step's traces: time-out, crash, or exception?",
+        "mend": "Repair the environment; raise runtime.step_timeout_s; use fewer runtime.workers.",
+    },
+    "G113": {
+        "what": "A token limit cut more than a tenth of the episodes of three steps, and twice the share before; or 30 % of "
+        "the first ones.",
+        "why": "A cut episode is trained as a failure (cut = failure): the policy learns to be short, not to be right.",
+        "by_hand": "Plot `episode_tokens` beside `outcome_cut`; read one cut episode.",
+        "mend": "Raise max_episode_tokens or max_turn_tokens, or cut = drop.",
+    },
+}  # fmt: skip
+
+
+def explain(code: str) -> str:
+    """The page of a code of the guard, as `assay audit --explain` shows those of the audit. UserError for no code of it."""
+    if (name := code.upper()) not in RULES:
+        raise UserError(f"there is no rule {code!r} of the guard: the rules are {', '.join(RULES)}")
+    parts = [f"### {name}\n", f"**{RULES[name].name}**. {TEXTS[name]['what']}\n"]
+    parts += [f"**{heading}.** {TEXTS[name][key]}\n" for key, heading in PARTS.items() if key in TEXTS[name]]
+    return "\n".join(parts)

@@ -1,145 +1,139 @@
-"""Texts of the checks on rewards, prompts and numbers (A4, A5, A6)."""
-
-from __future__ import annotations
+"""What the checks of rewards, outcomes, prompts, tasks, numbers and weights teach (A4xx to A6xx)."""
 
 REST: dict[str, dict[str, str]] = {
     "A401": {
-        "what": "A sample whose environment, tool or engine failed carries reward 0 like an honest failure, and its tokens are "
-        "under the loss.",
-        "why": "The policy is pushed away from whatever it did when the machine broke. The reward drops, training goes on, and the "
-        "drop looks like a bad learning rate.",
-        "example": "8 rollouts, rewards 1 1 1 1 0 0 0 0. Two of the zeros are time-outs: their advantage is -0.94 (GRPO) although "
-        "nobody knows how they would have ended. Left out, the group is 1 1 1 1 0 0 and the honest failures get -1.29.",
-        "by_hand": "Search messages and errors for 'Traceback', 'Error executing tool', 'timed out', and look at their rewards and "
-        "masks.",
-        "mend": "Give the episode an outcome of its own and no reward. TRL: return None from the reward function. verl: mask the "
-        "response and drop the sample from its uid before the advantage. verifiers: score only traces without errors. Assay does "
-        "it: outcome `environment error`, reward NaN.",
-        "reported": "NeMo-RL #2207, NeMo-Gym #1351, agent-lightning #448; verl turns a tool's exception into text with reward 0.",
+        "what": """Episodes that ended in an error of the environment, a tool or the engine have reward 0 and are trained on. With an error or
+an outcome on record this is certain; if only the text says so it is likely.""",
+        "why": """The policy is taught to avoid what it did just before the server went down. Errors cluster (one bad node, one hour), so whole
+groups fail together or, worse, one member does and the others look good.""",
+        "example": "Rewards 1, 1, 1 and a time-out as 0: the three get +.5, the fourth -1.5 for a correct action.",
+        "by_hand": "Search tool messages for 'Error executing tool', 'timed out', 'Connection refused'; compare the reward of those episodes.",
+        "mend": """verl: a tool exception becomes the text 'Error executing tool' with reward 0.0: raise it to the agent loop and drop or
+resample the rollout. verifiers: read `errors` of the trace. TRL: a reward of None leaves the rollout out. SkyRL: mask the trajectory.
+A crash is not a reward: here it is outcome `environment error`, reward NaN, counted, and out of loss and statistic.""",
+        "reported": "NeMo-RL PR#2207; NeMo-Gym#1351; agent-lightning#448; UniRL PR#214",
     },
     "A402": {
-        "what": "Episodes that ended at a token or context limit count as failures, and nothing says that they were cut.",
-        "why": "The limit is ours, not the task's. Long answers are punished for being long, the policy learns to be short, and the "
-        "curve of length falls without anybody having asked for it.",
-        "example": "Limit 512 tokens, 3 of 8 rollouts stop with 'length' and reward 0. A rollout that needed 530 tokens to succeed "
-        "teaches the opposite of what is true.",
-        "by_hand": "Count stop reasons by reward: if every 'length' has reward 0, the limit is the reward.",
-        "mend": "Record the cut and choose: keep it as failure knowingly, leave it out (DAPO's overlong filter; TRL "
-        "`mask_truncated_completions`), bootstrap its value (PPO), or raise the limit. Assay: outcome `cut`, key `cut`.",
-        "reported": "The overlong filtering of DAPO (arXiv 2503.14476) is about this.",
+        "what": "An episode ended because a token or context limit cut it; it has reward 0 and nothing says that it was cut.",
+        "why": "Being cut is not failing. Punished as failure, long but good reasoning is unlearnt, and the effect of the limit looks like the method's.",
+        "example": "25 % of the answers are cut at 4,096 tokens: their mean advantage is -.6, and the mean length falls from step to step.",
+        "by_hand": "Mean reward by stop reason; share of stop = length over the steps.",
+        "mend": """TRL: `mask_truncated_completions=True`. SkyRL: `apply_overlong_filtering`, or `zero_reward_on_non_stop` if it is meant.
+verl: overlong buffer of DAPO. With a critic: bootstrap from the last value. Here a cut is an outcome of its own, and key `cut` decides what it does.""",
+        "reported": "DAPO, arXiv 2503.14476, section 3.4; Time limits in RL, arXiv 1712.00378",
     },
     "A403": {
-        "what": "All episodes have one and the same reward.",
-        "why": "With a group baseline every advantage is 0: the run costs money and changes nothing, or only the KL term moves.",
-        "example": "A parser that expects '<answer>' where the model writes 'Answer:' gives 0 to all, for days.",
-        "by_hand": "Print the set of rewards. Then score the gold answer: it must get the full reward.",
-        "mend": "Run an oracle, a random policy and the first model over the same tasks before training, and compare the three.",
-        "reported": "trl #3452, open-r1 #255, #436, #474, ms-swift #4789.",
+        "what": "All episodes have the same reward.",
+        "why": "No comparison, no gradient. Nearly always the parser does not find the answer, and the first days go into hyperparameters.",
+        "example": "The verifier expects `\\boxed{}`, the prompt asks for `<answer>`: 0 for everyone.",
+        "by_hand": "Score the gold answer (must be 1), an empty one (must be 0), and one sampled answer while reading it.",
+        "mend": "Mend parser or prompt format; start from a policy that solves some tasks; use easier tasks.",
+        "reported": "trl#3452; open-r1#255, #436, #474; ms-swift#4789",
     },
     "A404": {
-        "what": "Groups whose rollouts all have one reward give no signal with a group baseline.",
-        "why": "They are paid for and, in a token mean, still sit in the denominator and shrink the step of the others.",
-        "example": "16 tasks, 12 of them all-fail: a quarter of the generated tokens teaches, and the loss is divided by all.",
-        "by_hand": "Per group, largest minus smallest reward; the share of zeros is the share of dead groups.",
-        "mend": "Easier tasks or a warm start, larger groups, or dynamic sampling (DAPO; `slots.keep = mixed` here) with its cost "
-        "counted.",
-        "reported": "trl #3857, #6365, ms-swift #4570.",
+        "what": "Within (nearly) every group all rollouts have the same reward.",
+        "why": "A group estimator learns from groups that differ. If none does, the step is noise from the KL or the entropy term alone.",
+        "example": "8 groups of 8, three all solved and five all failed: mean reward .375 looks fine, the gradient is 0.",
+        "by_hand": "Share of groups with `np.ptp(reward) == 0`, as a curve.",
+        "mend": """More rollouts a task, tasks of middle difficulty, dynamic sampling (verl: `filter_groups`). If it is every group, look whether
+rewards were written per task instead of per rollout.""",
+        "reported": "DAPO, arXiv 2503.14476; trl#3857; ms-swift#4570; CoursIA#10603 (group size 2 wastes 70 % of the groups)",
     },
     "A405": {
-        "what": "Rewards outside the range that was declared.",
-        "why": "One reward of 100 among ones sets mean and deviation of its group alone.",
-        "example": "Range 0 to 1, rewards 0 1 0 37: a missing division by the number of tests.",
-        "by_hand": "Smallest and largest reward, per reward function.",
-        "mend": "Mend the reward function; clip only knowingly.",
+        "what": "Rewards lie outside the range that was declared.",
+        "why": "A bonus counted twice or a penalty per token that was meant per episode dominates the outcome; the policy optimises the bonus.",
+        "example": "Outcome 0 or 1, found 1.2: a format bonus of .2 is added on top.",
+        "by_hand": "Histogram of the reward; each part of it in a column of its own.",
+        "mend": "Log the parts apart. TRL: `reward_weights`; verifiers: rubric weights; verl: return a dict with `score`.",
     },
     "A406": {
-        "what": "Samples without a reward have an advantage and are trained on.",
-        "why": "Not known is not 0. A missing score that became 0, or a NaN that was filled, is a failure that nobody saw.",
-        "example": "Rewards 1, none, 1, 0 filled to 1 0 1 0: the second rollout is pushed down for a verifier that did not answer.",
-        "by_hand": "Count samples whose reward is missing and whose advantage is not 0.",
-        "mend": "Leave them out of the group's statistics and of the loss. TRL: None means not applicable. Assay: NaN stays NaN.",
-        "reported": "trl #5773, #5775.",
+        "what": "The reward is not known (missing, or the episode crashed) and the sample has an advantage other than 0.",
+        "why": "Somewhere 'not known' became a number. It moved the group mean, too.",
+        "example": "Rewards 1, None, 0, 1: with None as 0 the mean is .5 instead of .67, and the missing one is pushed down.",
+        "by_hand": "`advantages[np.isnan(reward)]` must be NaN or 0.",
+        "mend": "`np.nanmean` over the known ones, and leave the others out of the loss. TRL does so for None.",
+        "reported": "trl#5775, PR#5902 (a reward of None became 0); UniRL PR#214",
     },
     "A407": {
-        "what": "Successes are rewarded less than failures of the same group.",
-        "why": "The policy then learns to fail. A sign, a swapped column, or a penalty larger than the prize does it.",
-        "example": "Success 1 - 0.05 x 30 turns = -0.5, giving up at once 0: giving up wins.",
-        "by_hand": "Mean reward by outcome, within each group.",
-        "mend": "Check the sign, then the size of penalties against the prize.",
+        "what": "Episodes are called a success and have a reward of 0 or less, below that of a failure.",
+        "why": "Success rate and reward then tell two stories; the paper reports one, the gradient follows the other.",
+        "example": "outcome success with reward 0: the success flag was read one step late, after the environment had reset itself.",
+        "by_hand": "Mean reward by outcome.",
+        "mend": "Take both from the same step. Vector environments that reset on their own return the next episode's state: read the final info.",
     },
     "A501": {
-        "what": "The gold answer, or a hint that was declared, stands in the prompt.",
-        "why": "Success then measures copying. In evaluation it makes the whole table worthless.",
-        "example": "A few-shot example that was drawn from the same set as the question, or a protocol prompt left on for "
-        "evaluation.",
-        "by_hand": "Search each prompt for its own gold string; short ones (a digit, 'yes') will match by chance, so look at them.",
-        "mend": "Build evaluation prompts by one function without the hints, and keep this check in CI.",
+        "what": "The gold answer, or a string that was declared as a hint, stands in the prompt.",
+        "why": "Evaluation measures copying. In training the policy learns to look for the leak, and fails without it.",
+        "example": "`extra_info` is rendered into the prompt by a template that prints every column: `answer: 42`.",
+        "by_hand": "`gold in prompt`, as a word, over the evaluation set; read one rendered prompt from first to last token.",
+        "mend": "Render named fields only. Keep hinted prompts to training and evaluate under the plain one. Reading tasks contain the answer by design.",
     },
     "A502": {
-        "what": "The same task is in training and in evaluation.",
-        "why": "Held-out success is not held out. Splitting by seed is not enough: two thirds of fresh seeds of a small grid world "
-        "repeat a layout that was seen.",
-        "example": "Task 'go to the red ball', layout hash 3f2a, in train and in iid.",
-        "by_hand": "Hash the content of each task, not its number, and intersect the sets.",
-        "mend": "Split by the hash of the content. Assay's splits are.",
+        "what": "Tasks (by content, where the key tells it) or prompts are both in training and in evaluation.",
+        "why": "What is measured is partly memory. Splits by seed are no guarantee: small tasks repeat.",
+        "example": "BabyAI GoToRedBallNoDists: of 1,000 fresh seeds, 66 % are layouts that the first 5,000 seeds had already.",
+        "by_hand": "Hash the rendered first observation and goal; intersect the sets.",
+        "mend": "Split by content hash. Build the evaluation panel first and take it out of training.",
+        "reported": "measured on MiniGrid; ZJU-REAL/Agent-G2#1 (repeated validation tasks)",
     },
     "A503": {
-        "what": "The context of a turn does not begin with the ids of the turn before: something rewrote the history.",
-        "why": "Each rewrite is a fork: the same episode must be trained as several samples, each with its whole prefix. The "
-        "importance ratio of tokens whose context has changed is of another distribution.",
-        "example": "A template that strips thinking from earlier turns: 8 rollouts became 64 samples and 1.8 million tokens.",
-        "by_hand": "For turn t and t + 1 of a rollout: do the ids of t + 1 start with prompt and answer of t?",
-        "mend": "A template with the prefix property, or splice the ids yourself. TRL, verl: keep the sampled ids of earlier turns "
-        "instead of rendering messages again. Assay splices, always.",
-        "reported": "slime #2288, verl #6854, prime-rl #1334, ART #726, tinker-cookbook #142.",
+        "what": """The context of a turn does not begin with the turn before it, answer included. So no prefix can be shared, and each turn
+becomes a training sample of its own.""",
+        "why": """Chat templates of reasoning models drop the reasoning of past turns. Eight rollouts then are 64 samples, with the compute of 64;
+means over samples weigh long episodes more; and the policy never sees the history that it wrote.""",
+        "example": "8 rollouts of 8 turns: 64 samples and 1,825,684 tokens in one report, where 8 sequences would have done.",
+        "by_hand": "`ids[t + 1][: len(ids[t])] == ids[t]` for neighbouring turns; count the first place where it is not.",
+        "mend": """Use a template with the prefix property (one that keeps reasoning), or tokens instead of messages between turns. TRL, prime-rl
+and verl offer patched templates. Here ids are spliced, always. If it is meant (a sliding window, compaction), declare the layout and count episodes, not samples.""",
+        "reported": "slime#2288 (8 rollouts, 64 samples); verl#6854; prime-rl#1334; ART#726; tinker-cookbook PR#142",
     },
     "A504": {
-        "what": "Two start tokens at the head of a sample.",
-        "why": "Template and tokenizer both added one. The model was never trained on that; log-probs shift a little everywhere.",
-        "example": "ids 1 1 733 ...: the template wrote <s>, and encoding the text added it again.",
-        "by_hand": "Print the first five ids.",
-        "mend": "Encode rendered templates with add_special_tokens=False.",
+        "what": "Sequences begin with the same token twice, as when the template writes the start token and the tokenizer adds its own.",
+        "why": "Models saw one start token in training; with two, log-probs shift a little everywhere. Sampler and trainer may differ in it.",
+        "example": "`<bos><bos>system ...`: vLLM adds one to text prompts, and none to prompts given as ids.",
+        "by_hand": "`ids[:2]`.",
+        "mend": "`tokenizer(text, add_special_tokens=False)` behind `apply_chat_template`; pass ids to the engine.",
+        "reported": "transformers documentation, chat templates",
     },
     "A601": {
-        "what": "NaN or infinity in log-probs, advantages, weights or rewards that enter the loss.",
-        "why": "One of them makes the whole step's gradient NaN; with a skip of such steps, training silently stands still.",
-        "example": "A group of one with a deviation of 0 and no floor: 0 / 0.",
-        "by_hand": "np.isfinite over each column where the mask is set.",
-        "mend": "Find the row that is named; mend its cause (empty group, log of 0, an appended token without a log-prob).",
-        "reported": "Agent-R1 #30, NeMo-RL #4161.",
+        "what": "NaN on trained tokens, or infinities anywhere.",
+        "why": "One NaN in a batch makes the loss, then all weights NaN. Clipping of the gradient norm does not help: NaN is not above a bound.",
+        "example": "`torch.std` of a group of one is NaN: so is the advantage of that rollout, and the update.",
+        "by_hand": "`np.isfinite(column[mask]).all()` before every update.",
+        "mend": "Find the 0 / 0: a std of one member, a mean over an empty answer, a log of 0 where a token was masked out of the logits.",
+        "reported": "Agent-R1#30; verl#891",
     },
     "A602": {
-        "what": "Ids that the vocabulary does not have.",
-        "why": "An index error at best; at worst a padded embedding row that trains on noise.",
-        "example": "Vocabulary 32,000 and id 32,001: an added special token that the model was not resized for.",
-        "by_hand": "Smallest and largest id against the size of the embedding.",
-        "mend": "Resize the embedding, or use the tokenizer that belongs to the model. -100 belongs into labels, not into ids.",
+        "what": "Ids are negative or not below the vocabulary.",
+        "why": "On a GPU an index outside the embedding is an assertion far from its cause, or silent garbage; -100 wraps to a real row.",
+        "example": "-100 in `input_ids`: a label that says 'ignore' got into the inputs.",
+        "by_hand": "`0 <= ids.min() and ids.max() < config.vocab_size`.",
+        "mend": "Keep labels and inputs apart; load the tokenizer that belongs to the checkpoint; resize the embedding after adding tokens.",
     },
     "A603": {
-        "what": "The weight of a token depends on how far its batch was padded.",
-        "why": "The same episode teaches more or less by who it shares a batch with, and the step size drifts with the longest "
-        "answer.",
-        "example": "Two samples of 10 tokens, one in a batch of width 64 and one of width 512: weights 1/64 and 1/512.",
-        "by_hand": "For samples with equal counts of trained tokens, compare the summed weight across batches of unlike width.",
-        "mend": "Divide by a constant or by the count of trained tokens. verl: set a loss scale factor with "
-        "seq-mean-token-sum-norm, whose default is the padded width.",
-        "reported": "verl, mode seq-mean-token-sum-norm without a configured constant.",
+        "what": "The weight of a token depends on the width to which its batch was padded.",
+        "why": """A mean over a padded tensor divides by padding. An answer beside a long one then counts less than the same answer beside short
+ones; sorting by length, micro-batch size and the number of GPUs all change the training.""",
+        "example": "10 trained tokens, padded to 100 and to 400: weights 1/100 and 1/400, a factor of four for the same answer.",
+        "by_hand": "Train one step with micro-batches of 1 and of 8: loss and gradient norm must agree to rounding.",
+        "mend": """Sum, then divide once by the trained tokens (or episodes) of the whole optimiser step. verl: `loss_agg_mode=token-mean`; with
+`seq-mean-token-sum-norm` set `loss_scale_factor`, which is the padded width by default; TRL: `loss_type=\"dapo\"` or \"dr_grpo\"; SkyRL: `loss_reduction`.""",
+        "reported": "verl#3741, PR#4360, PR#5417 (divisor `loss_mask.shape[-1]`); verl#1136",
     },
     "A604": {
-        "what": "The token weights are not those of the denominator that was declared.",
-        "why": "Token mean, sequence mean and a constant are three different algorithms; micro-batching turns one into another.",
-        "example": "Token mean per micro-batch, then averaged: a token in a short micro-batch weighs more. Losses 1 1 1 1 and 4 give "
-        "1.6 over all tokens, 2.5 as the mean of means.",
-        "by_hand": "Sum the weights per sample: equal for a sequence mean, proportional to its tokens for a token mean.",
-        "mend": "Count tokens over the whole optimiser step before dividing.",
-        "reported": "verl #1136, verl PR #559, trl #6365.",
+        "what": "Token weights do not follow the declared denominator: token (all tokens alike), sequence (samples), episode, constant.",
+        "why": "The denominator decides whether long episodes count more. A mean of micro-batch means is none of the four.",
+        "example": "Two micro-batches with 100 and 300 tokens, each averaged: tokens of the first weigh three times as much.",
+        "by_hand": "Sum the weights per token, sample and episode: one of the three sums must be equal for all.",
+        "mend": "Count over the whole optimiser step before the first backward. SkyRL step-wise: divide by trajectories, not by step samples.",
+        "reported": "agent-lightning PR#445; SkyRL PR#1529, #1278, #201; verifiers PR#536",
     },
     "A605": {
-        "what": "A few episodes carry several times their share of the gradient.",
-        "why": "With a token mean, or with one row per turn, long episodes weigh more. It is a choice, and better a known one.",
-        "example": "20 turns of 30 tokens against 2 turns: ten times the weight.",
-        "by_hand": "Sum of |advantage x weight| per episode over the sum of all.",
-        "mend": "Nothing, if meant; else a denominator per episode.",
-        "reported": "agent-lightning #445, SkyRL #1529, #1278, verifiers #536.",
+        "what": "A few episodes hold several times their share of the gradient (|weight x advantage|, or trained tokens where that is all there is).",
+        "why": "With a token mean, an episode of 40 turns counts ten times one of 4. Often it is a failure that wanders, so failing long is what is learnt about.",
+        "example": "Ten episodes, nine of 50 tokens and one of 900: the one is 67 % of the loss.",
+        "by_hand": "`np.bincount(episode, mask.sum(1))`, sorted.",
+        "mend": "Mean over episodes of token means, or a constant denominator (Dr.GRPO); or accept it, knowingly.",
+        "reported": "agent-lightning PR#445; verifiers PR#536; Dr.GRPO, arXiv 2503.20783",
     },
 }

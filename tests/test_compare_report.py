@@ -505,4 +505,6 @@ def test_a_verdict_with_nothing_optional_and_a_hostile_claim_stays_in_its_row() 
     rows = [line for line in text.splitlines() if line.startswith("| ") and "arXiv" in line]
     assert len(rows) == 1 and len(re.findall(r"(?<!\\)\|", rows[0])) == 11
     assert "exploratory" not in text
+    ahead = verdict(difference={"estimate": 0.031, "low": 0.012, "high": 0.05, "n": 8}, secondary=[])
+    assert replicate_table([ahead]).count("+0.031 [0.012, 0.050]") == 2  # row and section
     assert "No claim has been put to the test yet" in replicate_table([])

@@ -100,8 +100,6 @@ def compare(line: Line) -> int:
         for renderable in terminal(result):
             out.print(renderable)
     err.print(f"report     {folder}/report.html\ntables     {folder}/table.md, {folder}/table.tex")
-    for gap in result["unfinished"]:
-        err.print(f"unfinished {gap['arm']}, seed {gap['seed']}: {gap['error']}", style="red")
     return UNFINISHED if result["unfinished"] else 0
 
 

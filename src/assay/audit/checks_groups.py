@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 
 from assay.audit.credit import GROUP, estimator_of
-from assay.audit.sheet import ERROR_OUTCOMES, Found, Indices, Sheet, share
+from assay.audit.sheet import ERROR_OUTCOMES, Found, Indices, Reals, Sheet, reduce_rows, share
 
 CHANCE = 1e-6  # expected number of equal pairs in a group below which they are no coincidence
 LONG_ANSWER = 64  # sampled tokens that two rollouts do not share by chance, where no log-prob tells
@@ -116,19 +116,18 @@ def duplicates(s: Sheet) -> list[Found]:
     return [Found(sentence, copies, rows, "seed each rollout apart; drop copies before the group statistic")]
 
 
-def _surprise(s: Sheet) -> np.ndarray:
+def _surprise(s: Sheet) -> Reals:
     """[E] nats that it would take to sample the episode's answers a second time: at least what the log-probs say."""
     count = np.zeros(s.n) if s.policy is None else s.count(s.policy).astype(np.float64)
     if "logprobs" in s.tokens:
         known = np.isfinite(s.tokens["logprobs"])
         known &= True if s.policy is None else s.policy
-        at = np.flatnonzero(known)
-        nats = np.bincount(s.row_at(at), -s.tokens["logprobs"][at].astype(np.float64), s.n)
-        told = s.count(known) > 0
+        nats = -reduce_rows(np.add, np.where(known, s.tokens["logprobs"], 0), s.offsets, 0.0, np.float64)
+        nats[s.count(known) == 0] = np.nan
     else:
-        nats, told = count * 0, np.zeros(s.n, np.bool_)
-    nats = np.where(told, nats, np.where(count >= LONG_ANSWER, np.inf, 0.0))
-    return np.bincount(s.episodes.of, nats, len(s.episodes))
+        nats = np.full(s.n, np.nan)
+    nats = np.where(np.isnan(nats), np.where(count >= LONG_ANSWER, np.inf, 0.0), nats)
+    return np.asarray(np.bincount(s.episodes.of, nats, len(s.episodes)), np.float64)
 
 
 def split_episode(s: Sheet) -> list[Found]:

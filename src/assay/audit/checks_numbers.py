@@ -131,18 +131,20 @@ def other_denominator(s: Sheet) -> list[Found]:
     elif name in ("sequence", "seq-mean-token-mean"):
         value, unit = weight * tokens, "every sample"
     elif name == "episode":
-        total = np.bincount(episodes.of[at], weight * tokens, len(episodes))
+        total = np.asarray(np.bincount(episodes.of[at], weight * tokens), np.float64)
         value, unit = total[episodes.of[at]], "every episode"
     else:
         return []
-    middle = float(np.median(value))
-    off = np.abs(value - middle) > 5 * FLAT * middle
+    steps = s.samples.get("version", np.zeros(s.n, np.int64))[at]  # each step has a denominator of its own
+    for step in np.unique(steps):
+        value[steps == step] /= np.median(value[steps == step])
+    off = np.abs(value - 1) > 5 * FLAT
     if not off.any():
         return []
     far = np.flatnonzero(off)
     sentence = (
         f"the declared denominator {name!r} weighs {unit} alike, and {share(len(far), len(at))} samples weigh otherwise, "
-        f"up to {float((value[far] / middle).max()):.3g} and down to {float((value[far] / middle).min()):.3g} times the median"
+        f"up to {value[far].max():.3g} and down to {value[far].min():.3g} times the median"
     )
     return [
         Found(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,14 @@ import numpy as np
 from assay.advantages import TIE
 from assay.audit.sheet import CUT_STOPS, ERROR_OUTCOMES, Bools, Found, Reals, Sheet, share
 
-BROKEN = re.compile(  # what infrastructure says, hardly ever a task
-    r"error executing tool|internal server error|service unavailable|bad gateway|gateway time-?out"
-    r"|connection (?:refused|reset|aborted|error)|connect timeout|timed out|time-?out(?:error| expired| exceeded| after)"
-    r"|no space left on device|out of memory|broken pipe|max retries exceeded|rate limit(?:ed| exceeded)"
-    r"|environment (?:error|crashed)|sandbox (?:error|failed)|container (?:died|exited|not running)",
-    re.IGNORECASE,
+BROKEN = (  # what infrastructure says, hardly ever a task; in small letters
+    *("error executing tool", "internal server error", "service unavailable", "bad gateway", "gateway timeout"),
+    *("connection refused", "connection reset", "connection aborted", "connection error", "broken pipe"),
+    *("timed out", "timeouterror", "timeout expired", "timeout exceeded", "timeout after", "gateway time-out"),
+    *("no space left on device", "out of memory", "max retries exceeded", "rate limit exceeded", "rate limited"),
+    *("environment error", "environment crashed", "sandbox error", "sandbox failed", "container died"),
 )
-CRASH = re.compile(r"Traceback \(most recent call last\)")  # also what an agent's own code may show it
+CRASH = "Traceback (most recent call last)"  # also what an agent's own code may show it
 TAIL = 2000  # characters at the end of what the environment said, where a crash that ended the episode stands
 ENOUGH = 8  # episodes before a constant reward is more than bad luck
 
@@ -61,13 +60,15 @@ def learnt_error(s: Sheet) -> list[Found]:
 
 def _read_errors(s: Sheet, candidates: Bools, advice: str) -> list[Found]:
     """Errors that stand only in the text."""
-    broken, crashed = {}, {}
+    broken: dict[int, str] = {}
+    crashed: dict[int, str] = {}
     for i in _once_per_episode(s, candidates) if s.has("messages") or s.has("completion") else []:
         text = _environment_text(s, int(i))
-        if match := BROKEN.search(text):
-            broken[int(i)] = match.group(0)
-        elif CRASH.search(text[-TAIL:]):
-            crashed[int(i)] = "Traceback (most recent call last)"
+        small = text.lower()
+        if phrase := next((phrase for phrase in BROKEN if phrase in small), ""):
+            broken[int(i)] = phrase
+        elif CRASH in text[-TAIL:]:
+            crashed[int(i)] = CRASH
     found = []
     if broken:
         words = sorted(set(broken.values()))[:3]

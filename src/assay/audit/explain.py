@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 
 from assay.audit.texts_credit import CREDIT
 from assay.audit.texts_rest import REST
 from assay.audit.texts_tokens import TOKENS
 
 TEXTS: dict[str, dict[str, str]] = {**TOKENS, **CREDIT, **REST}
+WIDTH = 120
 PARTS = {  # part of a text -> its heading
     "why": "Why it costs months",
     "example": "Example",
@@ -41,9 +43,13 @@ def render(code: str, name: str, line: str, severity: str, needs: Sequence[str])
     """The text of one check, Markdown that also reads well in a terminal."""
     text = TEXTS[code]
     columns = ", ".join(need.replace("|", " or ") for need in needs)
-    parts = [f"### {code}\n", f"**{name}** ({severity}): {line}. Needs {columns}.\n", text["what"] + "\n"]
-    parts += [f"**{heading}.** {text[key]}\n" for key, heading in PARTS.items() if key in text]
-    return "\n".join(parts)
+    parts = [f"**{name}** ({severity}): {line}. Needs {columns}.", text["what"]]
+    parts += [f"**{heading}.** {text[key]}" for key, heading in PARTS.items() if key in text]
+    return "\n".join([f"### {code}\n", *(_wrapped(part) + "\n" for part in parts)])
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
 
 
 def page(lines: Sequence[Line]) -> str:

@@ -6,7 +6,7 @@ N samples, M tokens of all of them, E episodes. An episode is what `rollout` nam
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -123,7 +123,8 @@ class Sheet:
         self.score, self.decode, self.encode = score, decode, encode
         self.where, self.samples, self.texts = rollouts.where, rollouts.samples, rollouts.texts
         self.declared = rollouts.declared
-        for name, column in [*rollouts.tokens.items(), *rollouts.samples.items(), *rollouts.texts.items()]:
+        columns: dict[str, Sized] = {**rollouts.tokens, **rollouts.samples, **rollouts.texts}
+        for name, column in columns.items():
             if len(column) != self.n:
                 raise UserError(
                     f"{rollouts.source}: column {name!r} has {len(column)} rows, but there are {self.n} samples"
@@ -131,11 +132,11 @@ class Sheet:
         base = rollouts.tokens.get("ids") or next(iter(rollouts.tokens.values()), None)
         self.offsets: Indices = np.zeros(self.n + 1, np.int64) if base is None else base.offsets
         self.misaligned = {  # told by one check, and no column for any other
-            name: np.flatnonzero(column.lengths != np.diff(self.offsets))
-            for name, column in rollouts.tokens.items()
-            if not np.array_equal(column.offsets, self.offsets)
+            name: np.flatnonzero(ragged.lengths != np.diff(self.offsets))
+            for name, ragged in rollouts.tokens.items()
+            if not np.array_equal(ragged.offsets, self.offsets)
         }
-        self.tokens = {k: column.values for k, column in rollouts.tokens.items() if k not in self.misaligned}
+        self.tokens = {k: ragged.values for k, ragged in rollouts.tokens.items() if k not in self.misaligned}
         self._known: dict[str, bool] = {}
         self._memo: dict[Any, Any] = {}
 

@@ -273,10 +273,16 @@ def _bar(title: str) -> Iterator[Callable[[float], None]]:
 
 
 def _explain(code: str, as_json: bool) -> int:
-    from assay.audit.checks import explain, select
+    """Of a check, or of a rule of the training guard (G101, ...)."""
+    if code[:1].upper() == "G" and code[1:].isdigit():
+        from assay.guard import explain as of_guard
 
-    text = explain(code)
-    print(json.dumps({"code": select([code])[0], "text": text}) if as_json else text)
+        code, text = code.upper(), of_guard(code.upper())
+    else:
+        from assay.audit.checks import explain, select
+
+        code, text = select([code])[0], explain(code)
+    print(json.dumps({"code": code, "text": text}) if as_json else text)
     return 0
 
 

@@ -184,7 +184,7 @@ def trl_table() -> pa.Table:
             "prompt": [prompt, prompt, prompt[:1] * 2, prompt[:1] * 2],
             "completion": [[{"role": "assistant", "content": text}] for text in "4567"],
             "right": [1.0, 0.0, 1.0, None],
-            "short": [0.5, 0.5, 0.0, None],
+            "short": [0.5, 0.5, float("nan"), None],
             "answer": ["4"] * 4,
             "advantage": [0.7, -0.7, 0.0, 0.0],
         }

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from assay.audit.checks import audit
 from assay.audit.columns import Ragged
 from assay.audit.readers import FORMATS, from_rows, from_traces, read
+from assay.audit.readers.files import opened
 from assay.protocols import UserError
 from assay.rows import Batch, Layout, build_rows
 from assay.trace import POLICY, Group, Outcome, among
@@ -101,6 +102,7 @@ def test_sequences_masks_and_logprobs_are_those_of_the_rows_that_are_trained(lay
         expected = np.concatenate([turn.logprobs[among(turn.provenance, POLICY)] for turn in own])
         assert found.tokens["logprobs"].row(i)[row.at].tolist() == expected.tolist()
         assert np.isnan(np.delete(found.tokens["logprobs"].row(i), row.at)).all()
+        assert found.samples["version"][i] == min(turn.policy_version for turn in own)
     memory = from_traces(traces, Layout.parse(layout))
     for name, column in found.tokens.items():
         np.testing.assert_array_equal(column.values, memory.tokens[name].values)
@@ -220,6 +222,16 @@ def test_verifiers_without_tokens_or_without_logprobs_says_less_and_claims_nothi
             node.pop(name, None)
     found = read(written(tmp_path / "b.jsonl", trace))
     assert found.tokens == {} and found.texts["completion"][0] == "go"
+
+
+def test_a_sample_that_says_nothing_of_what_was_sampled_gives_no_ground_for_a_finding(tmp_path: Path) -> None:
+    silent = files.verifiers_trace()
+    for node in silent["nodes"]:
+        node |= {"logprobs": []}
+    found = read(written(tmp_path / "a.jsonl", files.verifiers_trace(), silent))
+    for i in range(4):
+        mask = found.tokens["mask"].row(i).tolist()
+        assert found.tokens["sampled"].row(i).tolist() == mask and any(mask)
 
 
 def test_verifiers_v0_steps_with_tokens_are_samples(tmp_path: Path) -> None:
@@ -362,6 +374,18 @@ def test_skyrl_steps_of_a_trajectory_are_turns(tmp_path: Path) -> None:
     assert packed.samples["reward"].tolist() == [0.0, 0.75] and packed.samples["stop"].tolist() == ["stop", "length"]
 
 
+def test_skyrl_ids_that_come_again_are_other_trajectories_and_groups(tmp_path: Path) -> None:
+    one = {"prompt_token_ids": [1], "response_ids": [2], "rewards": 1.0, "trajectory_ids": "a_0"}
+    steps = [{**one, "is_last_step": last} for last in (False, True, False, True)]
+    found = read(written(tmp_path / "a.jsonl", *steps))
+    assert found.samples["turn"].tolist() == [0, 1, 0, 1] and found.samples["group"].tolist() == ["a"] * 4
+    assert found.samples["rollout"].tolist() == ["a_0", "a_0", "a_0 (2)", "a_0 (2)"]
+    batch = {name: [value] for name, value in one.items()}
+    found = read(written(tmp_path / "b.jsonl", batch, batch))
+    assert found.samples["rollout"].tolist() == ["a_0", "a_0 (2)"] and found.samples["turn"].tolist() == [-1, -1]
+    assert found.samples["group"].tolist() == ["a", "a (batch 1)"]
+
+
 def test_skyrl_evaluation_dumps(tmp_path: Path) -> None:
     line = {"input_prompt": "2+2?", "output_response": "4", "score": [0.0, 1.0], "stop_reason": "stop"}
     found = read(written(tmp_path / "grid.jsonl", line))
@@ -381,6 +405,12 @@ def test_chat_logs_give_a_sample_per_choice_and_no_mask(tmp_path: Path) -> None:
         "",
     ]
     assert found.texts["prompt"] == ["2+2?"] * 3 and found.texts["completion"] == ["four", "4", "four"]
+
+
+def test_sampling_settings_are_declared_only_where_all_requests_agree(tmp_path: Path) -> None:
+    record = {"messages": [], "prompt_token_ids": [1], "choices": [{"token_ids": [2]}], "temperature": 1.0}
+    found = read(written(tmp_path / "a.jsonl", {**record, "top_p": 0.9}, {**record, "top_p": 1.0}))
+    assert found.declared == {"temperature": 1.0}
 
 
 # ------------------------------------------------------------------------------------------------ files that are none
@@ -440,6 +470,8 @@ def test_pipes_devices_folders_and_links_into_nothing(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link.jsonl").symlink_to(files.verl_dump(tmp_path / "real"))
     assert len(read(tmp_path / "link.jsonl")) == 2
+    with pytest.raises(UserError), opened(tmp_path / "pipe"):  # a file that became a pipe: nobody waits for a writer
+        pass
     os.mkfifo(tmp_path / "real/x.jsonl")
     assert len(read(tmp_path / "real")) == 2
 

@@ -86,7 +86,9 @@ def _zip_kind(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError) as error:
-        raise UserError(f"{path}: expected an npz archive, found a zip file that is damaged ({error})") from error
+        raise UserError(
+            f"{path}: expected an npz archive, found a zip file that is damaged ({str(error)[:80]})"
+        ) from error
     if any(name.endswith((".pkl", ".pickle")) for name in names):
         raise UserError(f"{path}: {PICKLE}")
     if not names or not all(name.endswith(".npy") for name in names):

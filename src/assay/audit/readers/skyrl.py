@@ -35,6 +35,7 @@ DUMP = ("input_prompt", "output_response", "score", "stop_reason", "env_class", 
 
 
 def read(files: Sequence[Path], into: Collector, progress: Progress) -> None:
+    turns = Turns()
     for path in files:
         kind = kind_of(path)
         prefix = f"{path.name}, " if len(files) > 1 else ""
@@ -45,7 +46,7 @@ def read(files: Sequence[Path], into: Collector, progress: Progress) -> None:
             if "response_ids" not in record and "output_response" in record:
                 _dumped(record, prefix + where, into)
             else:
-                turns = Turns()
+                turns.batch += _is_batch(record)
                 for place, sample in _samples(record, where):
                     _sample(sample, prefix + place, turns, into)
                     if into.full:
@@ -53,22 +54,31 @@ def read(files: Sequence[Path], into: Collector, progress: Progress) -> None:
 
 
 class Turns:
-    """Counts the samples of each trajectory while its steps go on."""
+    """Counts the samples of each trajectory until its last step; an id that comes again later is another trajectory."""
 
     def __init__(self) -> None:
+        self.batch = -1  # which record: an instance that comes again in the next batch is another group
         self.open: dict[str, int] = {}
+        self.times: dict[str, int] = {}
 
-    def of(self, trajectory: str, last: bool) -> int:
+    def of(self, trajectory: str, last: bool) -> tuple[str, int]:
+        """(name of the trajectory, turn)."""
         turn = self.open.get(trajectory, 0)
         self.open[trajectory] = 0 if last else turn + 1
-        return turn
+        times = self.times.get(trajectory, 0)
+        self.times[trajectory] = times + last
+        return f"{trajectory} ({times + 1})" if times else trajectory, turn
+
+
+def _is_batch(record: Record) -> bool:
+    return any(isinstance(row, list) for row in record.items("response_ids") or [])
 
 
 def _samples(record: Record, where: str) -> Iterator[tuple[str, Record]]:
     ids = record.items("response_ids")
     if ids is None:
         refuse(record.place, "response_ids", "a list of token ids per sample", None)
-    if not any(isinstance(row, list) for row in ids):
+    if not _is_batch(record):
         yield where, record
         return
     batch = {}
@@ -94,13 +104,15 @@ def _sample(record: Record, where: str, turns: Turns, into: Collector) -> None:
         if values is not None:
             tokens[column] = np.concatenate([np.full(len(prompt), np.nan, np.float32), values])
     trajectory, instance = _trajectory(record)
-    last = record.truth("is_last_step")
+    last, turn = record.truth("is_last_step"), -1
+    if trajectory is not None:
+        trajectory, turn = turns.of(trajectory, last is not False)
     samples = {
         "reward": _reward(record, len(response)),
-        "group": instance,
+        "group": f"{instance} (batch {turns.batch})" if instance is not None and turns.batch > 0 else instance,
         "task": instance,
         "rollout": trajectory,
-        "turn": -1 if last is None or trajectory is None else turns.of(trajectory, last),
+        "turn": -1 if last is None else turn,
         "stop": record.text("stop_reasons"),
     }
     into.add(where, tokens, samples, {}, record.place)

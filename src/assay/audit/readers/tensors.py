@@ -155,7 +155,7 @@ def _npz(path: Path) -> tuple[Arrays, dict[str, Any]]:
                 else:
                     arrays[name] = array
     except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, zlib.error, RuntimeError) as error:
-        raise UserError(f"{path}: expected an npz archive, found one that is damaged ({error})") from error
+        raise UserError(f"{path}: expected an npz archive, found one that is damaged ({str(error)[:80]})") from error
     return arrays, metadata
 
 

@@ -164,7 +164,8 @@ def test_one_sampled_token_inside_an_answer_without_loss(layout: str) -> None:
     at = trained(rollouts, 8)[2]
     column(rollouts, "mask")[at] = False
     found = only(rollouts, "A103")
-    assert found.rows[0].startswith("line 9, token ") and found.count == 1
+    assert found.rows == (f"line 9, token {at - rollouts.tokens['ids'].offsets[8]} (id {column(rollouts, 'ids')[at]})",)
+    assert found.count == 1 and "does not learn to stop" not in found.advice
 
 
 def test_end_tokens_without_loss_are_called_so() -> None:
@@ -252,6 +253,13 @@ def test_answer_that_was_tokenised_again_in_the_next_context() -> None:
         "task 1: find the key"  # the text is not there either: rewritten, not tokenised again
     )
     assert not [f for f in audit(rollouts).findings if f.code == "A107"]
+
+
+def test_answer_that_stands_elsewhere_in_the_next_context_was_not_tokenised_again() -> None:
+    rollouts = clean(layout="window")  # history moves forward as turns leave the window
+    for row in range(1, len(rollouts)):
+        rollouts.texts["prompt"][row] = f"{rollouts.texts['prompt'][row]} {rollouts.texts['completion'][row - 1]}"
+    assert "A107" not in codes(audit(rollouts))
 
 
 def test_decoder_tells_drift_from_a_change_of_text() -> None:
@@ -385,7 +393,18 @@ def test_ratio_far_from_one_token_by_token_with_mean_one_is_no_bias() -> None:
     noise = np.random.default_rng(1).normal(-0.5 * 0.2**2, 0.2, mask.sum())  # mean of exp is 1
     column(rollouts, "logprobs")[mask] -= 1
     column(rollouts, "trainer_logprobs")[mask] = column(rollouts, "logprobs")[mask] + noise
-    assert [(f.code, f.severity) for f in audit(rollouts).findings] == [("A209", "note")]
+    [found] = audit(rollouts).findings
+    assert (found.code, found.severity) == ("A209", "note")
+    assert f"ratio of {(np.abs(noise) > np.log(2)).sum()} of {mask.sum():,}" in found.sentence
+    assert f"by {np.abs(noise).mean():.3f} nats" in found.sentence
+
+
+def test_sure_tokens_need_not_go_together() -> None:
+    rollouts = clean(groups=20)
+    mask, rng = column(rollouts, "mask"), np.random.default_rng(2)
+    for name in ("logprobs", "trainer_logprobs"):
+        column(rollouts, name)[mask] = -rng.uniform(0, 0.01, mask.sum())
+    assert codes(audit(rollouts)) == []
 
 
 def test_declared_top_p_without_logprobs_to_look_at() -> None:
@@ -411,6 +430,8 @@ def test_one_group_of_several_versions_is_a_note() -> None:
     assert (found.code, found.severity, found.count) == ("A208", "note", 1) and "3 versions apart" in found.sentence
     rollouts.samples["version"][:] = np.unique(rollouts.samples["group"], return_inverse=True)[1]
     assert audit(rollouts).findings == []  # groups of different steps
+    rollouts.samples["version"][:] = -1
+    assert "A208" in audit(rollouts).skipped
 
 
 # --------------------------------------------------------------------------------------------------------- A30x: groups
@@ -508,6 +529,37 @@ def test_one_sample_with_advantage_zero(layout: str, declared: bool) -> None:
     column(rollouts, "advantages")[trained(rollouts, row)] = 0
     found = only(rollouts, "A311")
     assert (found.severity, found.count, found.rows) == ("error", 1, (f"line {row + 1}",))
+
+
+def test_step_with_advantage_zero_beside_others_of_its_episode_needs_no_group() -> None:
+    rollouts = without(clean(layout="steps"), "group", "estimator", "rollouts_per_task")
+    row = int(rows_of(rollouts, "rollout", "2.1")[1])
+    column(rollouts, "advantages")[trained(rollouts, row)] = 0
+    found = only(rollouts, "A311")
+    assert found.rows == (f"line {row + 1}",) and found.count == 1
+    rollouts.declared["estimator"] = "gae"  # a critic may say so of one step
+    assert codes(audit(rollouts)) == []
+
+
+def test_zero_on_all_but_the_last_step_is_called_so_and_on_the_cut_ones_it_is_a_note() -> None:
+    rollouts = clean(layout="steps")
+    rows = rows_of(rollouts, "rollout", "2.1")
+    for row in rows[:-1]:
+        column(rollouts, "advantages")[trained(rollouts, row)] = 0
+    assert "only the last sample" in only(rollouts, "A311").advice
+    column(rollouts, "advantages")[trained(rollouts, rows[-1])] = 0
+    rollouts.samples["outcome"][rows] = "cut"
+    assert [(f.code, f.severity) for f in audit(rollouts).findings] == [("A311", "note")]
+
+
+def test_undeclared_advantages_of_no_known_estimator_are_not_recomputed() -> None:
+    rollouts = without(clean(), "estimator")
+    rng, centred = np.random.default_rng(0), clean(estimator="dr-grpo")
+    for row in range(len(rollouts)):  # of the right sign, of any size
+        column(rollouts, "advantages")[trained(rollouts, row)] = column(centred, "advantages")[
+            trained(centred, row)
+        ] * rng.uniform(0.2, 3)
+    assert codes(audit(rollouts)) == []
 
 
 def test_episode_at_the_mean_of_its_group_has_advantage_zero() -> None:
@@ -820,6 +872,9 @@ def test_two_start_tokens() -> None:
     column(rollouts, "ids")[rollouts.tokens["ids"].offsets[4] + 1] = 1
     without(rollouts, "task", "prompt")
     assert "A504" not in codes(audit(rollouts))  # one sample may begin so by chance
+    every = clean()
+    column(every, "ids")[every.tokens["ids"].offsets[:-1] + 1] = 1
+    assert [(f.severity, f.count) for f in audit(every).findings if f.code == "A504"] == [("note", 24)]
     rollouts.declared["bos_id"] = 1
     assert [f.rows for f in audit(rollouts).findings if f.code == "A504"] == [("line 5",)]
 
@@ -843,6 +898,9 @@ def test_one_trained_token_without_a_number(name: str) -> None:
     rollouts = clean()
     column(rollouts, name)[trained(rollouts, 7)] = np.nan  # all of a sample: std of a group of one
     assert only(rollouts, "A601").count == len(trained(rollouts, 7))
+    rollouts.samples["outcome"][7] = "environment error"  # none on purpose
+    rollouts.samples["reward"][7] = rollouts.samples["score"][7] = np.nan
+    assert "A601" not in codes(audit(rollouts))
 
 
 def test_infinite_reward() -> None:

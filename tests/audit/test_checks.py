@@ -21,7 +21,7 @@ from audit_samples import (
 from assay.advantages import grpo, whiten
 from assay.audit.checks import CHECKS, audit, select
 from assay.audit.columns import Ragged, Rollouts
-from assay.audit.sheet import Sheet, reduce_rows, reduce_runs
+from assay.audit.sheet import Sheet, factorise, reduce_rows, reduce_runs
 from assay.protocols import UserError
 
 LAYOUTS = ("append", "steps", "window")
@@ -474,6 +474,15 @@ def test_group_that_two_steps_share() -> None:
     assert found.severity == "error" and "up to 8" in found.sentence and found.rows[0].startswith("group g2")
 
 
+def test_groups_of_all_sizes_break_no_rule() -> None:
+    rollouts = without(clean(), "rollouts_per_task", "estimator", "advantages", "weights")
+    sizes = [4, 3, 2, 1, 4, 3]
+    kept = np.zeros(len(rollouts), bool)
+    for group, size in enumerate(sizes):
+        kept[rows_of(rollouts, "group", f"g{group}")[:size]] = True
+    assert "A303" not in [f.code for f in audit(subset(rollouts, kept)).findings]
+
+
 def test_one_member_alone_in_its_group() -> None:
     rollouts = clean()
     kept = rollouts.samples["group"] != "g4"
@@ -626,6 +635,29 @@ def test_one_group_that_another_estimator_made(layout: str, estimator: str) -> N
         * max(abs(column(rollouts, "advantages")[trained(rollouts, r)[0]]) for r in rows_of(rollouts, "group", "g2"))
     )
     assert f"difference is {largest:.3g}" in found.sentence and "1.3 times" in found.advice
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_estimator_that_most_groups_follow_is_held_against_the_others(layout: str, estimator: str) -> None:
+    rollouts = without(clean(groups=8, layout=layout, estimator=estimator), "estimator")
+    for row in rows_of(rollouts, "group", "g2"):
+        column(rollouts, "advantages")[trained(rollouts, row)] *= 1.3
+    found = only(rollouts, "A316")
+    assert found.count == 1 and found.severity == "warning" and f"what {estimator}" in found.sentence
+
+
+def test_without_a_score_shaping_may_explain_all_groups_but_not_one() -> None:
+    rollouts = without(clean(), "score")
+    for row in rows_of(rollouts, "group", "g2"):
+        column(rollouts, "advantages")[trained(rollouts, row)] *= 1.3
+    assert only(rollouts, "A316").severity == "error"
+    column(rollouts, "advantages")[:] *= 1.3
+    assert only(rollouts, "A316").severity == "warning"
+    rollouts = without(clean(), "score")
+    for row in rows_of(rollouts, "group", "g0"):
+        column(rollouts, "advantages")[trained(rollouts, row)] = 0.07
+    assert only(rollouts, "A312").severity == "warning"
 
 
 @pytest.mark.parametrize(("ddof", "epsilon"), [(1, 1e-6), (0, 1e-4), (1, 1e-4), (0, 0.0)])
@@ -946,6 +978,24 @@ def test_weights_that_go_with_the_padded_width() -> None:
     assert f"at width {widths.max()}" in found.sentence and found.severity == "error"
 
 
+def test_equal_answers_whose_weights_go_with_the_width() -> None:
+    rollouts = without(clean(), "denominator", "advantages")
+    row, n = int(rows_of(rollouts, "rollout", "1.0")[0]), len(rollouts)
+    rollouts = subset(rollouts, [row, row, row, *range(n)])  # one answer in three batches, the others as they may be
+    lengths = rollouts.tokens["ids"].lengths
+    rollouts.samples["padded"] = np.array([0, 40, 90, *[7] * n])
+    widths = lengths + rollouts.samples["padded"]
+    counts = np.bincount(rollouts.tokens["mask"].row_of(), rollouts.tokens["mask"].values)
+    weigh(rollouts, 1 / counts**2)
+    assert "A603" not in codes(audit(rollouts))
+    weigh(rollouts, 1 / (widths * counts))
+    assert "A603" in codes(audit(rollouts))
+    uneven = 1 / (widths * counts)
+    uneven[1] *= 1.1
+    weigh(rollouts, uneven)
+    assert "A603" not in codes(audit(rollouts))
+
+
 def test_one_sample_that_weighs_otherwise_than_the_declared_denominator() -> None:
     rollouts = clean()
     column(rollouts, "weights")[trained(rollouts, 7)] *= 2
@@ -1078,6 +1128,22 @@ def test_rows_and_runs_are_reduced_as_a_loop_would() -> None:
     flags = rng.random(12) < 0.5
     start, end = np.array([0, 4, 5, 9]), np.array([2, 5, 9, 12])
     assert reduce_runs(flags, start, end).tolist() == [flags[a:b].sum() for a, b in zip(start, end, strict=True)]
+
+
+def test_end_id_is_what_ends_most_answers_and_stands_nowhere_else() -> None:
+    rollouts = clean()
+    assert Sheet(rollouts).end_ids == {END}
+    for row in range(len(rollouts)):  # a token that often comes last is none
+        column(rollouts, "ids")[trained(rollouts, row)[0]] = END
+    assert Sheet(rollouts).end_ids == set()
+    rollouts.declared["end_ids"] = [5, 6]
+    assert Sheet(rollouts).end_ids == {5, 6}
+
+
+def test_unknown_groups_are_no_group() -> None:
+    for unknown in (-1, ""):
+        codes_, names = factorise([7, unknown, 8, 7])
+        assert codes_.tolist() == [0, -1, 1, 0] and names == [7, 8]
 
 
 def test_answers_are_the_runs_of_sampled_tokens_and_end_with_their_sample() -> None:

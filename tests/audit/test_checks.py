@@ -347,7 +347,21 @@ def test_logprobs_of_one_sample_that_were_never_filled_in() -> None:
     column(rollouts, "logprobs")[trained(rollouts, 9)] = 0
     assert (only(rollouts, "A203").rows, only(rollouts, "A203").severity) == (("line 10",), "warning")
     column(rollouts, "logprobs")[column(rollouts, "mask")] = 0
-    assert only(rollouts, "A203").severity == "error"
+    found = only(rollouts, "A203")
+    assert found.severity == "error" and "different answers" in found.sentence and found.count == 24
+
+
+def test_policy_that_is_sure_or_knows_nothing_has_constant_logprobs() -> None:
+    rollouts = without(clean(), "trainer_logprobs")
+    mask = column(rollouts, "mask")
+    sure = -np.random.default_rng(0).uniform(0, 2e-4, mask.sum())
+    column(rollouts, "logprobs")[mask] = sure  # and here and there so sure that float32 says 0
+    column(rollouts, "logprobs")[trained(rollouts, 9)] = 0
+    assert [(f.code, f.severity) for f in audit(rollouts, ["A203"]).findings] == [("A203", "note")]
+    column(rollouts, "logprobs")[mask] = -np.log(512)
+    assert only(rollouts, "A203").severity == "warning"
+    rollouts.declared["vocabulary"] = 512
+    assert loud(audit(rollouts)) == []
 
 
 def test_model_that_scores_one_sample_otherwise() -> None:

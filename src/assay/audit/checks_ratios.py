@@ -15,6 +15,7 @@ RATIO_OFF = 0.01  # of the mean ratio; smaller is rounding between two engines
 STANDARD_ERRORS = 4.0
 GAP_NOTE, GAP_WARNING = 0.05, 0.3  # nats, mean |difference|: two healthy engines in bf16 differ by 0.01 to 0.02
 RESCORE_NOTE, RESCORE_WARNING, RESCORE_ERROR = 0.02, 0.05, 0.5  # nats, mean |difference|
+LONG = 8  # tokens of a sample before equal log-probs are no accident
 WRONG_TOKEN = 2.0  # nats that rounding never makes of one token
 LARGEST = 20.0  # of a log ratio before exp
 FEWEST = 50  # tokens before a mean means something
@@ -85,21 +86,45 @@ def missing(s: Sheet) -> list[Found]:
 
 
 def constant(s: Sheet) -> list[Found]:
-    """Log-probs that are exactly 0 (or one other number) over whole samples: a place that was never filled."""
+    """Log-probs that are exactly 0 (or one other number) over whole samples: a place that was never filled, most likely.
+
+    A policy can be that sure; but then it gives one answer to a context, and is not unsure elsewhere."""
     logprobs, trained = s.tokens["logprobs"], s.trained
     known = np.isfinite(logprobs) if trained is None else trained & np.isfinite(logprobs)
     low = reduce_rows(np.minimum, np.where(known, logprobs, np.inf), s.offsets, np.inf)
     high = reduce_rows(np.maximum, np.where(known, logprobs, -np.inf), s.offsets, -np.inf)
-    at = np.flatnonzero((low == high) & (s.count(known) >= 8) & ~s.evaluation)
+    count = s.count(known)
+    flat = (low == high) & (count >= LONG) & ~s.evaluation
+    at = np.flatnonzero(flat)
     if not len(at):
         return []
-    everywhere = len(np.unique(low[at])) == 1 and len(at) == int((s.count(known) > 0).sum())
-    value = f"exactly {low[at[0]]:g}"
-    sentence = (
-        f"the log-probs of {share(len(at), s.n)} samples are {value} on every trained token: they were never filled in"
-    )
+    others = (count > 0) & ~flat
+    unsure = bool(others.any()) and float(low[others].mean()) < -0.1
+    vocabulary = s.declared.get("vocabulary")
+    uniform = vocabulary is not None and bool(np.all(np.abs(low[at] + np.log(float(vocabulary))) < 1e-3))
+    severity = "warning" if (unsure or not others.any()) and not uniform else "note"
+    sentence = f"the log-probs of {share(len(at), s.n)} samples are exactly {low[at[0]]:g} on every trained token"
+    if not low[at].any() and _answers_differ(s, at):
+        sentence += ", although one context was given different answers: they were never filled in"
+        severity = "warning" if others.any() else "error"
     advice = "a ratio against 0 is the probability itself: record the sampler's log-probs, or score before the update"
-    return [Found(sentence, len(at), s.at_samples(at), advice, "error" if everywhere else "warning")]
+    return [Found(sentence, len(at), s.at_samples(at), advice, severity)]
+
+
+def _answers_differ(s: Sheet, rows: Indices) -> bool:
+    """Do two of these samples begin alike and give different first answers?"""
+    ids, answers = s.tokens.get("ids"), s.answers
+    if ids is None:
+        return False
+    first = np.full(s.n, -1)
+    first[answers.row[::-1]] = np.arange(len(answers.row))[::-1]
+    given: dict[bytes, bytes] = {}
+    for i in rows[first[rows] >= 0]:
+        start, end = answers.start[first[i]], answers.end[first[i]]
+        answer = ids[start:end].tobytes()
+        if given.setdefault(ids[s.offsets[i] : start].tobytes(), answer) != answer:
+            return True
+    return False
 
 
 def ratio_mean(s: Sheet) -> list[Found]:

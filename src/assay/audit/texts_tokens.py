@@ -257,8 +257,8 @@ TOKENS: dict[str, dict[str, str]] = {
             " all."
         ),
         "by_hand": (
-            "`logprobs[mask].std()` per sample. At temperature 0 some engines really return 0: then it is greedy "
-            "decoding."
+            "`logprobs[mask].std()` per sample. Greedy decoding and a collapsed policy really have 0, an untrained one "
+            "-log(vocabulary); but who is sure gives one context one answer."
         ),
         "mend": ("Pass the engine's log-probs through every layer, or drop the column and score before the update."),
     },

@@ -29,7 +29,7 @@ from assay.trace import Trace
 
 FIRST_STEPS = 2  # whose batches are audited
 TOKENS = 16384  # of whole groups, audited a step at most: 2 % of a step's time (docs/guard.md)
-SCORED = 0.01  # share of the batch's tokens that are forwarded once more, without gradients
+SCORED = 128  # sampled tokens that are forwarded once more, without gradients: what the checks of ratios need
 COOL_DOWN = 10  # steps for which a theme is quiet after it has spoken
 CLEAR = 10  # steps without a finding after which it may be said again
 SOUND = ("A101", "A102", "A106", "A201", "A202", "A203", "A205", "A207", "A209", "A301", "A305", "A313", "A406", "A601")
@@ -155,7 +155,7 @@ def look(config: Any, learner: Learner, batch: Batch, rows: Sequence[Row]) -> li
     keys = {row.trace.key for row in own}
     scores = {trace.key: total(batch, trace) for trace in batch.traces}
     declared = {"estimator": config.slots.advantage, "temperature": config.temperature}
-    columns = scored(learner, own, sum(map(len, rows)), config.temperature)
+    columns = scored(learner, own, config.temperature)
     plain = len(config.method) == 1 and config.slots.advantage in GROUP_ESTIMATORS
     modes = {row.trace.mode for row in own}
     codes = SOUND + CREDIT if plain and len(modes) == 1 else SOUND
@@ -188,8 +188,8 @@ def some_groups(rows: Sequence[Row], tokens: int) -> list[Row]:
     return chosen
 
 
-def scored(learner: Learner, rows: Sequence[Row], tokens: int, temperature: float) -> list[Row]:
-    """The rows with column "old_logprob"; where no score pass wrote it, on copies, and for a few rows of each size only.
+def scored(learner: Learner, rows: Sequence[Row], temperature: float) -> list[Row]:
+    """The rows with column "old_logprob"; where no score pass wrote it, on copies, and for a few short rows only.
 
     Those of the trainer and of the sampler differ where the two are not one policy, whatever the number of updates.
     """
@@ -197,10 +197,8 @@ def scored(learner: Learner, rows: Sequence[Row], tokens: int, temperature: floa
         return list(rows)
     copies = [replace(row, columns=dict(row.columns)) for row in rows]
     chosen: list[Row] = []
-    room = SCORED * tokens
-    for row in sorted(copies[:: max(1, len(copies) // 8)], key=len):
-        room -= len(row)
-        if chosen and room < 0:
+    for row in sorted(copies[:: max(1, len(copies) // 16)], key=len):
+        if sum(len(other.at) for other in chosen) >= SCORED:
             break
         chosen.append(row)
     learner.score(chosen, frozenset({"old_logprob"}), temperature)
@@ -221,7 +219,7 @@ TEXTS: dict[str, dict[str, str]] = {
         "what": "The entropy is twice the usual two steps in a row (at least 0.3 nats more, and six spreads), or twice that "
         "of the start while success fell by 0.1.",
         "why": "The policy is losing the language of the task; words outside it follow, and then the reward.",
-        "by_hand": "Read the last traces (`assay view`) for text that no one asked for.",
+        "by_hand": "Read the last traces (report.html) for text that no one asked for.",
         "mend": "Lower learning_rate or raise warmup_steps; mind old log-probs at another temperature, and entropy bonuses.",
     },
     "G103": {

@@ -80,8 +80,8 @@ def test_every_rule_teaches() -> None:
 
 @pytest.mark.slow
 def test_the_guard_changes_nothing_of_what_is_learnt(tmp_path: Path) -> None:
-    line = "--env babyai/GoToRedBallNoDists --model tiny-300k --steps 4 --tasks-per-step 2 --max-turn-tokens 4 --evaluation.tasks 0"
-    common = line.split()
+    line = "--env babyai/GoToRedBallNoDists --model tiny-300k --steps 4 --tasks-per-step 2"
+    common = f"{line} --max-turn-tokens 4 --evaluation.tasks 0".split()
     for name, more in (("with", []), ("without", ["--runtime.guard", "false"])):
         assert main(["train", *common, *more, "--out", str(tmp_path / name)]) == 0
     metrics = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("with", "without")]

@@ -1078,6 +1078,24 @@ def test_column_of_the_wrong_length_is_a_mistake_of_the_user() -> None:
         audit(rollouts)
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("top_p", "0.9"), ("top_k", [3]), ("rollouts_per_task", 2.5), ("vocabulary", True), ("reward_range", [1]),
+    ("reward_range", "x"), ("end_ids", "a"), ("end_ids", [2, None]), ("hints", 5), ("estimator", ["grpo"]), ("bos_id", {}),
+])  # fmt: skip
+def test_what_is_declared_in_the_wrong_type_is_said_in_one_sentence(name: str, value: Any) -> None:
+    rollouts = clean(groups=2)
+    rollouts.declared[name] = value
+    with pytest.raises(UserError, match=f"rollouts.jsonl: declared {name}: expected .*, found "):
+        audit(rollouts)
+
+
+def test_one_end_id_or_several_may_be_declared() -> None:
+    for value in (2, [2], (2, 3), np.int64(2)):
+        rollouts = clean(groups=2)
+        rollouts.declared["end_ids"] = value
+        assert 2 in Sheet(rollouts).end_ids
+
+
 def test_checks_change_no_column() -> None:
     rollouts, again = clean(), clean()
     audit(rollouts, decode=lambda ids: str(ids), encode=lambda text: [1], score=lambda r: r.tokens["logprobs"])

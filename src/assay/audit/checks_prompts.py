@@ -53,11 +53,10 @@ def _stands(text: str, prompt: str) -> bool:
 
 
 def _hints(s: Sheet) -> list[Found]:
-    hints = s.declared.get("hints")
-    hints = [hints] if isinstance(hints, str) else list(hints or ())
+    hints = [hint for hint in s.declared.get("hints", ()) if hint]
     if not hints or not s.has("prompt"):
         return []
-    pattern = re.compile("|".join(re.escape(h) for h in hints if h))
+    pattern = re.compile("|".join(map(re.escape, hints)))
     hit = {i: m.group(0) for i, p in enumerate(s.texts["prompt"]) if p and s.evaluation[i] and (m := pattern.search(p))}
     if not hit:
         return []

@@ -26,6 +26,14 @@ SHOWN = 5  # rows that a finding names
 EVALUATION = ("eval", "evaluation", "iid", "ood", "test", "val", "valid", "validation", "dev", "heldout", "held-out")
 CUT_STOPS = ("length", "max_length", "max_tokens", "truncated", "context", "model_length")
 CUT_OUTCOMES = ("cut", "truncated", "aborted")
+DECLARED = {  # name -> what it is, and of how many: 0 is one alone, 1 a list
+    **dict.fromkeys(("estimator", "layout", "denominator"), ("text", 0)),
+    **dict.fromkeys(("temperature", "top_p", "top_k"), ("number", 0)),
+    **dict.fromkeys(("rollouts_per_task", "vocabulary", "bos_id"), ("integer", 0)),
+    "end_ids": ("integer", 1),
+    "hints": ("text", 1),
+    "reward_range": ("number", 2),
+}
 ERROR_OUTCOMES = ("environment error", "env_error", "engine_error", "environment_error", "error")
 
 
@@ -109,6 +117,28 @@ def factorise(values: Sequence[Any]) -> tuple[Indices, list[Any]]:
     return found, list(codes)
 
 
+def _checked(rollouts: Rollouts) -> dict[str, Any]:
+    """What is declared, in the types that checks compare with; a file may say anything. UserError names what is not."""
+    found = {name: value for name, value in rollouts.declared.items() if value is not None}
+    for name, (kind, length) in DECLARED.items():
+        if name not in found:
+            continue
+        listed = isinstance(found[name], list | tuple | set | frozenset)
+        values = list(found[name]) if listed else [found[name]]
+        if listed > bool(length) or (length > 1 and len(values) != length) or not all(_is(v, kind) for v in values):
+            words = {0: f"one {kind}", 1: f"a list of {kind}s"}.get(length, f"{length} {kind}s")
+            raise UserError(f"{rollouts.source}: declared {name}: expected {words}, found {found[name]!r:.60}")
+        found[name] = values if length else values[0]
+    return found
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind == "text":
+        return isinstance(value, str)
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return number and (kind == "number" or float(value).is_integer())
+
+
 class Sheet:
     """The columns of one audit, and what is derived from them."""
 
@@ -122,7 +152,7 @@ class Sheet:
         self.rollouts, self.n = rollouts, len(rollouts)
         self.score, self.decode, self.encode = score, decode, encode
         self.where, self.samples, self.texts = rollouts.where, rollouts.samples, rollouts.texts
-        self.declared = rollouts.declared
+        self.declared = _checked(rollouts)
         columns: dict[str, Sized] = {**rollouts.tokens, **rollouts.samples, **rollouts.texts}
         for name, column in columns.items():
             if len(column) != self.n:
@@ -214,7 +244,7 @@ class Sheet:
         else in them (answers that a limit cut, and answers of one token, tell nothing)."""
         declared = self.declared.get("end_ids")
         if declared is not None:
-            return frozenset(int(i) for i in np.atleast_1d(declared))
+            return frozenset(declared)
         answers, ids, policy = self.answers, self.tokens.get("ids"), self.policy
         if ids is None or policy is None:
             return frozenset()

@@ -34,7 +34,8 @@ COOL_DOWN = 10  # steps for which a theme is quiet after it has spoken
 CLEAR = 10  # steps without a finding after which it may be said again
 SOUND = ("A101", "A102", "A106", "A201", "A202", "A203", "A205", "A207", "A209", "A301", "A305", "A313", "A406", "A601")
 CREDIT = ("A311", "A312", "A315")  # where the estimator is a group's, and nothing but the host writes advantages
-REWARD = ("A403", "A404", "A407")  # of all episodes of the batch; the first two say what G110 would say again
+REWARD = ("A403", "A404", "A407")  # of all episodes of the batch
+SAME = {"A403": "G110", "A404": "G110"}  # said of a batch -> the rule that sees it again in the metrics
 KINDS = ("error", "warning")  # notes are for whoever asks
 
 
@@ -60,12 +61,13 @@ class Memory:
     def say(self, step: int, code: str) -> bool:
         """Is this finding news? Remembers it if so."""
         theme, heeds = themes_of(code)
-        told = step - self.standing.get(code, step - CLEAR - 1) <= CLEAR
+        told = step <= max(self.standing.get(code, -CLEAR) + CLEAR, self.quiet.get(theme, 0))
         news = not told and all(step > self.quiet.get(other, 0) for other in heeds)
         if told or news:
             self.standing[code] = step
         if news:
             self.quiet[theme] = step + COOL_DOWN
+            self.standing |= {SAME[code]: step} if code in SAME else {}
         return news
 
 
@@ -132,8 +134,7 @@ def themes_of(code: str) -> tuple[str, list[str]]:
     """The theme of a code, and those after which it is quiet. A check of the audit is a theme of its own."""
     if code in RULES:
         return RULES[code].theme, RULES[code].heeds.split()
-    theme = "reward" if code in REWARD[:2] else code
-    return theme, [theme]
+    return code, [code]
 
 
 def watch(guard: Guard, run: RunDir, step: int, metrics: Metrics, note: Callable[[str], None]) -> float:
@@ -209,22 +210,24 @@ def scored(learner: Learner, rows: Sequence[Row], temperature: float) -> list[Ro
 
 TEXTS: dict[str, dict[str, str]] = {
     "G101": {
-        "what": "The entropy of the policy is below 0.3 of what it was at most ten steps ago, or below 0.1 of the start, "
-        "and neither success nor reward rose meanwhile. Not said where success is above 90 %: there it is natural.",
+        "what": "The entropy of the policy is below 0.3 of what it was at most ten steps ago (and half of the first step's), "
+        "or below 0.1 of the start, and neither success nor reward rose meanwhile. Not said where success is above 90 %: "
+        "there it is natural.",
         "why": "A policy that always does the same gets groups without spread, and learns no more, whatever the budget.",
         "by_hand": "Plot `entropy` beside `success`; read ten rollouts of one task: are they one rollout?",
         "mend": "Lower learning_rate; raise slots.clip_high; sample at a higher temperature; go back to a checkpoint.",
     },
     "G102": {
-        "what": "The entropy is twice the usual two steps in a row (at least 0.3 nats more, and six spreads), or twice that "
-        "of the start while success fell by 0.1.",
+        "what": "The entropy is twice the usual two steps in a row (at least 0.3 nats more, and six spreads; in the first "
+        "steps, 2.5 times and 1 nat more), or twice that of the start while success fell by 0.1.",
         "why": "The policy is losing the language of the task; words outside it follow, and then the reward.",
         "by_hand": "Read the last traces (report.html) for text that no one asked for.",
         "mend": "Lower learning_rate or raise warmup_steps; mind old log-probs at another temperature, and entropy bonuses.",
     },
     "G103": {
         "what": "The share of invalid actions is six spreads and 10 points above the usual, and the reward is a fifth below "
-        "the three steps before. The gradient norm is that of the update that made this policy, if it was unusual.",
+        "the three steps before; in the first steps, 30 points and a half. The gradient norm is that of the update that made "
+        "this policy, if it was unusual.",
         "why": "One update too large sent the policy to words that the environment does not know. Runs often come back from "
         "it, after ten lost steps; some never do.",
         "by_hand": "Compare the actions of this step's traces with those of the step before.",

@@ -88,9 +88,11 @@ def percent(share: float) -> str:
 
 
 def entropy_collapse(h: History) -> str:
-    """Below 0.3 of what it was at most ten steps ago, or below 0.1 of the start, and no success for it."""
+    """Below 0.3 of what it was at most ten steps ago (and half of the first step's: what falls back after a rise is no
+    collapse), or below 0.1 of the start, and no success for it."""
     now, success, reward = h.recent("entropy"), h.recent("success"), h.recent("reward")
-    if len(h.records) < 6 or success > 0.9:
+    first = series(h.records[:1], "entropy")[0]
+    if len(h.records) < 6 or success > 0.9 or now > 0.5 * first:
         return ""
     recent = [History(h.records[:end]) for end in range(max(3, len(h.records) - 10), len(h.records) - 2)]
     before = max(recent, key=lambda past: _or(past.recent("entropy"), 0.0))
@@ -107,10 +109,15 @@ def entropy_collapse(h: History) -> str:
 
 
 def entropy_explosion(h: History) -> str:
-    """Twice the usual two steps in a row; or twice the start and still rising, and no success for it."""
+    """Twice the usual two steps in a row (2.5 times the first step's while there is no usual); or twice the start, and
+    success fell meanwhile."""
     now, usual = min(series(h.records[-2:], "entropy")), h.usual("entropy", 2)
     start, success = History(h.records[:3]), h.recent("success")
-    jumped = usual.above(now, 6, max(0.3, usual.median))
+    if math.isnan(usual.median):
+        usual = Usual(series(h.records[:1], "entropy")[0], math.nan)
+        jumped = now - usual.median > max(1.0, 1.5 * usual.median)
+    else:
+        jumped = usual.above(now, 6, max(0.3, usual.median))
     grown = h.recent("entropy") > max(2 * start.recent("entropy"), start.recent("entropy") + 0.3)
     if jumped or (grown and success < start.recent("success") - 0.1):
         was = usual.median if jumped else start.recent("entropy")
@@ -124,6 +131,11 @@ def invalid_actions(h: History) -> str:
     before, reward = History(h.records[:-1]).recent("reward"), h.last("reward")
     if usual.above(now, 6, 0.1) and before - reward > min(0.2 * abs(before), 3 * h.usual("reward").spread):
         return f"invalid actions rose from {percent(usual.median)} to {percent(now)}{h.update()}: {SMALLER}"
+    first = [History(h.records[:end]) for end in range(1, min(len(h.records), ENOUGH + 1))]  # no usual yet
+    was = max((past.last("invalid_actions") for past in first), default=math.nan)
+    lowest = min((past.last("reward") for past in first), default=math.nan)
+    if math.isnan(usual.median) and now > was + 0.3 and lowest - reward > 0.5 * abs(lowest):
+        return f"invalid actions rose from {percent(was)} to {percent(now)} after the first updates: {SMALLER}"
     return ""
 
 
@@ -235,7 +247,10 @@ def no_spread(h: History) -> str:
     elif success <= 0.01 and best > 0.1:
         advice = f"success was {percent(best)} at best: go on from that checkpoint with a lower learning_rate"
     elif success <= 0.01:
-        advice = "no episode succeeds: take easier tasks or a warm start (warm_start.episodes)"
+        advice = (
+            "no episode succeeds: take easier tasks or a warm start (warm_start.episodes), and score a known right answer "
+            "by hand"
+        )
     elif whole:
         advice = "score a known right and a known wrong answer by hand: the reward does not tell them apart"
     return f"{what} of the last {steps} steps had rewards that differ, and nothing else teaches: {advice}"
@@ -249,7 +264,7 @@ def reward_with_length(h: History) -> str:
     length, usual_length = h.recent("episode_tokens"), h.usual("episode_tokens", 3)
     success, usual_success = h.recent("success"), h.usual("success", 3)
     rise = f"the reward jumped from {usual.median:.3g} to {reward:.3g}"
-    advice = "read the traces of this step (assay view): is the reward earned or gamed?"
+    advice = "read the traces of this step: is the reward earned or gamed?"
     if usual_length.above(length, 4, 0.5 * usual_length.median):
         return f"{rise} while episodes grew from {usual_length.median:.0f} to {length:.0f} tokens: {advice}"
     if usual_success.below(success, 3, 0.05):
@@ -287,8 +302,8 @@ def _or(value: float, default: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Rule:
     name: str
-    theme: str  # one event speaks once: what shares a theme is quiet after one of it has spoken
-    heeds: str  # themes after which it is quiet
+    theme: str  # one event speaks once: what is found soon after another of its theme has spoken is that event
+    heeds: str  # themes after which it waits: it speaks if it is still there when they have been quiet for long enough
     find: Callable[[History], str]  # "" or what was seen: what to try
 
 
@@ -297,7 +312,7 @@ RULES: dict[str, Rule] = {  # of one theme, the first that finds something speak
     "G103": Rule("invalid-actions", "policy", "policy", invalid_actions),
     "G101": Rule("entropy-collapse", "collapse", "collapse", entropy_collapse),
     "G102": Rule("entropy-explosion", "policy", "policy", entropy_explosion),
-    "G104": Rule("success-fall", "policy", "policy", success_fall),
+    "G104": Rule("success-fall", "success", "success policy", success_fall),
     "G105": Rule("ratio-drift", "update", "update", ratio_drift),
     "G106": Rule("kl-jump", "update", "update", kl_jump),
     "G107": Rule("clip-jump", "update", "update", clip_jump),

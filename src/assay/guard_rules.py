@@ -274,7 +274,7 @@ def reward_with_length(h: History) -> str:
 
 def environment_errors(h: History) -> str:
     key, now = "outcome_environment_error", slice(-3, None)
-    share, before = h.share(key, now), h.share(key, slice(None, -3))
+    share, before = h.share(key, now), h.share(key, slice(-103, -3))
     if sum(series(h.records[now], key, 0.0)) >= 3 and share > max(0.02, 3 * _or(before, 0.0)):
         was = f" (before: {percent(before)})" if math.isfinite(before) else ""
         return (

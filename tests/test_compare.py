@@ -90,6 +90,27 @@ def test_comparisons_share_a_store_of_finished_seeds(tmp_path: Path) -> None:
         assert len(executor.ran) == expected
 
 
+def test_a_store_is_found_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    create(Path("cmp"), plan(["grpo", "rloo"], 2, store="../rows"))
+    figures = {"grpo": [0.5, 0.6], "rloo": [0.6, 0.7]}
+    compare(Path("cmp"), Forged(figures))
+    assert len(list((tmp_path / "here" / "rows").iterdir())) == 5  # "../rows" is seen from the comparison
+    monkeypatch.chdir(tmp_path)
+    again = Forged(figures)
+    compare(Path("here/cmp"), again)
+    assert again.ran == []
+
+
+def test_the_same_question_may_bring_seeds_and_figures(tmp_path: Path) -> None:
+    create(tmp_path, plan(["grpo", "rloo"], 3))
+    asked = plan(["grpo", "rloo"], 2)
+    asked.secondary = ["entropy last third"]
+    create(tmp_path, asked)
+    assert load(tmp_path).seeds == [0, 1, 2] and load(tmp_path).secondary == ["entropy last third"]
+
+
 def test_arms_take_flags_of_their_own_and_say_in_what_they_differ(tmp_path: Path) -> None:
     made = plan(["grpo", "grpo --slots.denominator token --updates-per-batch 2"], 2)
     create(tmp_path, made)

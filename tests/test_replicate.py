@@ -13,7 +13,7 @@ from comparison_parts import Forged
 from assay.cli.main import main
 from assay.config import resolve
 from assay.protocols import UserError
-from assay.replicate import FOLDER, SHIPPED, full_config, load, plan_of, recipes, replicate, verdicts
+from assay.replicate import FOLDER, SHIPPED, load, plan_of, recipes, replicate, verdicts
 
 ROOT = Path(__file__).parent.parent
 
@@ -109,11 +109,12 @@ def test_every_recipe_can_be_started_at_both_scales(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, found = load(name)
-    plan = plan_of(name, found, "tiny", tmp_path)
+    plan = plan_of(name, found, "tiny")
     assert next(iter(plan.arms)) == found.b and list(plan.arms)[-1] == found.a and len(plan.seeds) >= 8
     for values in plan.arms.values():
         resolve(values, name)
-    assert all(config.model != "tiny-300k" for config in full_config(name, found).values())
+    for values in plan_of(name, found, "full").arms.values():
+        assert resolve(values, name).model != "tiny-300k"
     for scale in ("tiny", "full"):
         assert main(["replicate", name, "--scale", scale, "--dry-run"]) == 0
         said = capsys.readouterr().out

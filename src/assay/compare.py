@@ -21,7 +21,7 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from assay.compare_report import latex, markdown, write_page
-from assay.config import RunConfig, Section, dump, resolve
+from assay.config import RunConfig, Section, dump, flat, resolve
 from assay.envs.remote import RemoteEnv
 from assay.executors import Executor, Watch
 from assay.files import read_file, write_file, write_json, writing
@@ -29,13 +29,14 @@ from assay.judge import curve, judge, self_difference
 from assay.methods.presets import PRESETS
 from assay.protocols import UserError
 from assay.rundir import lock
-from assay.seeds import EVALUATIONS, Job, find_row, key, made, read_row, value
+from assay.seeds import EVALUATIONS, Job, key, made, read_row, value
 from assay.stats import bca
 
 PLAN, RESULT = "compare.toml", "compare.json"
 PLAN_BYTES = 1 << 22
 OTHER_SEEDS = 10_000  # added to the seeds of a method's second arm, which are other ones than those of the first
 SCHEMA = 1
+FREE = {"seeds", "looks", "secondary", "store", "command"}  # of a plan: what may change without changing the question
 OF_TRAINING = (  # what cannot change the policy that training starts from
     *("method", "method_args", "slots", "seed", "steps", "budget", "planned_steps", "cut"),
     *("tasks_per_step", "rollouts_per_task", "updates_per_batch", "epochs", "rounds"),
@@ -45,7 +46,7 @@ AXES = {"env_steps": "total_env_steps", "tokens": "total_tokens"}
 
 
 class Plan(Section):
-    """What is compared, written before the first run. Only seeds and looks may grow."""
+    """What is compared, written before the first run."""
 
     arms: dict[str, dict[str, Any]]
     """Name -> complete keys of a run, without seed and out."""
@@ -62,28 +63,24 @@ class Plan(Section):
     noise: list[str] = Field([])
     """Arms that run a second time with other seeds: the noise floor, measured."""
     store: str | None = None
-    """Folder of finished seeds that several comparisons share; absent: the comparison's own `seeds`."""
+    """Folder of finished seeds that several comparisons share, from the comparison's folder; absent: its own `seeds`."""
     looks: list[int] = Field([])
     """Numbers of seeds at which the result was looked at; each further look costs."""
     command: str = ""
     """That made it."""
 
-    def family(self) -> int:
-        return len(self.arms) * (len(self.arms) - 1) // 2
-
 
 def create(folder: Path, plan: Plan) -> None:
-    """Writes the plan; the same one again is no error, another one is."""
+    """Writes the plan. One that asks the same question is no error: it may bring seeds, secondary figures, another store."""
     check(plan)
     path = folder / PLAN
     if path.exists():
         found = load(folder)
-        same = found.arms == plan.arms and found.metric == plan.metric and found.effect == plan.effect
-        if not same or found.noise != plan.noise or found.alpha != plan.alpha:
+        if found.model_dump(exclude=FREE) != plan.model_dump(exclude=FREE):
             raise UserError(
                 f"{folder} holds another comparison: 'assay compare {folder}' goes on with it, --out starts one"
             )
-        plan = found.model_copy(update={"seeds": sorted({*found.seeds, *plan.seeds})})
+        plan = plan.model_copy(update={"seeds": sorted({*found.seeds, *plan.seeds}), "looks": found.looks})
     elif folder.exists() and any(entry.name != ".lock" for entry in folder.iterdir()):
         raise UserError(f"{folder} exists and is no comparison: name another folder with --out")
     save(folder, plan)
@@ -109,6 +106,11 @@ def check(plan: Plan) -> None:
         )
     for metric in (plan.metric, *plan.secondary):
         value({"curves": {}, "end": {}, "timings": {}}, metric)
+
+
+def arm_of(config: RunConfig) -> dict[str, Any]:
+    """Complete keys of an arm: all but what each of its runs has of its own."""
+    return {name: item for name, item in dump(config).items() if name not in ("seed", "out", "planned_steps")}
 
 
 def measured(config: RunConfig) -> list[str]:
@@ -146,7 +148,7 @@ def compare(folder: Path, executor: Executor, watch: Watch | None = None, add_se
         if add_seeds:
             plan.seeds = plan.seeds + [max(plan.seeds) + 1 + i for i in range(add_seeds)]
             save(folder, plan)
-        store = Path(plan.store) if plan.store else folder / "seeds"
+        store = folder / (plan.store or "seeds")
         version = environment_version(next(iter(plan.arms.values())))
         starts = start_jobs(folder, plan, store, version)
         failed = _run("the start of training", list(starts.values()), executor, watch)
@@ -219,7 +221,7 @@ def _job(folder: Path, name: str, short: str, values: dict[str, Any], store: Pat
     config = resolve(values, name)
     named = key(config, version)
     run = folder / "runs" / f"{short}-{named[:6]}"
-    return Job(name, {**dump(config), "out": str(run)}, run, store, named, version)
+    return Job(name, dump(config), run, store, named, version)
 
 
 def slug(text: str) -> str:
@@ -232,8 +234,8 @@ def slug(text: str) -> str:
 def outcome(
     plan: Plan, starts: Mapping[str, Job], jobs: Mapping[tuple[str, int], Job], failed: Mapping[Path, str]
 ) -> dict[str, Any]:
-    """What the rows come to. Only `clocks` and `made` depend on the machine and the hour."""
-    rows = {at: row for at, job in jobs.items() if (row := find_row(job.key, [job.store])) is not None}
+    """What the rows come to. Only the seconds, the date and the machine depend on where and when they were made."""
+    rows = {at: read_row(job.row) for at, job in jobs.items() if job.row.exists()}
     first = resolve(next(iter(plan.arms.values())), "arm")
     metrics = list(dict.fromkeys([plan.metric, *measured(first), *plan.secondary]))
     figures = {
@@ -243,9 +245,7 @@ def outcome(
     begin = {arm: read_row(job.row)["end"] for arm, job in starts.items()}
     pairs = []
     for metric in metrics:
-        judged = judge(
-            figures[metric], effect=plan.effect, alpha=plan.alpha, looks=max(1, len(plan.looks)), family=plan.family()
-        )
+        judged = judge(figures[metric], effect=plan.effect, alpha=plan.alpha, looks=max(1, len(plan.looks)))
         pairs += [{"metric": metric, **plain(pair)} for pair in judged]
     result = {
         "schema": SCHEMA,
@@ -314,13 +314,6 @@ def _differs(plan: Plan, arm: str) -> dict[str, Any]:
     """Keys in which the arm is not like the first one."""
     own, first = flat(plan.arms[arm]), flat(next(iter(plan.arms.values())))
     return {name: own.get(name) for name in sorted({*own, *first}) if own.get(name) != first.get(name)}
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, item in values.items():
-        found |= flat(item, f"{prefix}{name}.") if isinstance(item, Mapping) else {prefix + name: item}
-    return found
 
 
 def _noise(

@@ -6,17 +6,16 @@ nothing but the folder connects the two. A job that is killed is resumed from it
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from assay.envs.host import end_with
 from assay.protocols import UserError
 from assay.rundir import RunDir
 from assay.seeds import Job, row_of, write_row
@@ -49,7 +48,11 @@ def run_job(job: Job) -> str:
     if job.row.exists():
         return ""
     try:
-        result = resume(job.folder) if (job.folder / "config.toml").exists() else train(_nested(job))
+        result = (
+            resume(job.folder)
+            if (job.folder / "config.toml").exists()
+            else train({**job.values, "out": str(job.folder)})
+        )
         if result.stopped:
             return "stopped"
         with RunDir(job.folder) as run:
@@ -57,10 +60,6 @@ def run_job(job: Job) -> str:
     except UserError as error:
         return str(error)
     return ""
-
-
-def _nested(job: Job) -> dict[str, Any]:
-    return {**job.values, "out": str(job.folder)}
 
 
 def peek(job: Job) -> tuple[int, float, float | None]:
@@ -164,10 +163,8 @@ def _last_words(job: Job, code: int) -> str:
 def main() -> int:
     """`python -m assay.executors JOB PARENT`: one job as JSON, and the process that it must not outlive."""
     text, parent = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != int(parent):
-            return 1
+    if not end_with(int(parent)):
+        return 1
     error = run_job(Job.from_json(text))
     if error:
         print(error, file=sys.stderr)

@@ -41,6 +41,7 @@ __all__ = [
     "holm",
     "judge",
     "minimum_detectable",
+    "paired_interval",
     "paired_tests",
     "pairs_for",
     "power_of",
@@ -215,7 +216,7 @@ def _pair(
         difference = bootstrap = _endless(mean, n, "too few" if n < 2 else "all equal", confidence)
         mde, needed = NAN, None
     else:
-        difference = _paired_interval(float(d.mean()), sd, n, confidence)
+        difference = paired_interval(float(d.mean()), sd, n, confidence)
         bootstrap = bca(d, question.seed, "judge", *names, over="seeds", confidence=confidence)
         mde = minimum_detectable(sd, n, question.level(question.looks), question.power)
         more = pairs_for(question.effect, sd, question.level(question.looks + 1), question.power) - n
@@ -238,7 +239,8 @@ def _pair(
     )
 
 
-def _paired_interval(mean: float, sd: float, n: int, confidence: float) -> Interval:
+def paired_interval(mean: float, sd: float, n: int, confidence: float) -> Interval:
+    """Of n paired differences with this mean and standard deviation."""
     half = float(scipy_stats.t.isf((1 - confidence) / 2, n - 1)) * sd / n**0.5
     return Interval(mean, mean - half, mean + half, n, "seeds", "paired t", confidence)
 
@@ -267,7 +269,7 @@ def _sentence(
     estimate, equal = question.number(difference.estimate, "+"), difference.method == "all equal"
     interval = "" if equal else f" [{question.number(difference.low)}, {question.number(difference.high)}]"
     if verdict == NO_DIFFERENCE and not equal:
-        inner = _paired_interval(difference.estimate, sd, n, 1 - 2 * question.alpha)  # the one that decided
+        inner = paired_interval(difference.estimate, sd, n, 1 - 2 * question.alpha)  # the one that decided
         ends = f"[{question.number(inner.low)}, {question.number(inner.high)}]"
         interval = f", {100 * inner.confidence:g} % interval {ends}"
     measured = f"{a} against {b} {estimate}{interval} ({seeds})"

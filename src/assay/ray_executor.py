@@ -29,7 +29,8 @@ class Ray:
 
     def run(self, jobs: Sequence[Job], watch: Watch) -> dict[Path, str]:
         address = os.environ.get("RAY_ADDRESS")
-        if not self.ray.is_initialized():
+        ours = not self.ray.is_initialized()
+        if ours:
             local: dict[str, Any] = {"address": "local", "num_cpus": self.jobs or len(os.sched_getaffinity(0))}
             self.ray.init(
                 **({} if address else local), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
@@ -57,7 +58,8 @@ class Ray:
         finally:
             for reference in running:
                 self.ray.cancel(reference, force=True)  # what is lost is the step it was at: its checkpoints stay
-            self.ray.shutdown()
+            if ours:
+                self.ray.shutdown()
         return failed
 
     def _error(self, reference: Any) -> str:

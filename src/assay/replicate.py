@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from assay.compare import Plan, compare, create
+from assay.compare import Plan, arm_of, compare, create
 from assay.compare_report import replicate_table
-from assay.config import RunConfig, Section, dump, overlay, resolve
+from assay.config import Section, overlay, resolve
 from assay.executors import Executor, Watch
 from assay.files import read_file, read_json, write_file, write_json
+from assay.judge import paired_interval
 from assay.protocols import UserError
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -112,27 +113,20 @@ def load(name: str) -> tuple[str, Recipe]:
     return path.stem, recipe
 
 
-def plan_of(name: str, recipe: Recipe, scale: str, out: Path, seeds: int = 0) -> Plan:
+def plan_of(name: str, recipe: Recipe, scale: str, seeds: int = 0) -> Plan:
     """The comparison that tests the claim; b is the first arm, so that the pair is a against b."""
     size: Scale = getattr(recipe, scale)
     order = [recipe.b, *(arm for arm in recipe.arms if arm not in (recipe.a, recipe.b)), recipe.a]
     command = f"assay replicate {name}" + (f" --scale {scale}" if scale != SCALES[0] else "")
     return Plan(
-        arms={arm: _keys(overlay(size.common, recipe.arms[arm]), f"{name}, arm {arm}") for arm in order},
+        arms={arm: arm_of(resolve(overlay(size.common, recipe.arms[arm]), f"{name}, arm {arm}")) for arm in order},
         seeds=list(range(seeds or size.seeds)),
         metric=recipe.metric,
         secondary=recipe.secondary,
         effect=size.effect,
-        store=str(out / "seeds"),
+        store="../seeds",
         command=command + (f" --seeds {seeds}" if seeds else ""),
     )
-
-
-def _keys(values: dict[str, Any], where: str) -> dict[str, Any]:
-    found = dump(resolve(values, where))
-    for key in ("seed", "out", "planned_steps"):
-        found.pop(key, None)
-    return found
 
 
 def replicate(
@@ -141,7 +135,7 @@ def replicate(
     """Runs what is missing of a recipe, decides, and writes OUT/verdicts.json and OUT.md: the verdict's record."""
     name, recipe = load(name)
     folder = out / (name if scale == SCALES[0] else f"{name}-{scale}")
-    create(folder, plan_of(name, recipe, scale, out, seeds))
+    create(folder, plan_of(name, recipe, scale, seeds))
     result = compare(folder, executor, watch)
     verdict = decide(name, recipe, scale, result)
     known = {(v["name"], v["scale"]): v for v in verdicts(out)} | {(name, scale): verdict}
@@ -153,14 +147,11 @@ def replicate(
 def decide(name: str, recipe: Recipe, scale: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """The rule, applied to the pair (a, b)."""
     pair = _pair(result, recipe, recipe.metric)
-    found = "inconclusive" if result["unfinished"] else HOLDS[recipe.expected].get(pair["verdict"], "inconclusive")
-    if (
-        found == "inconclusive"
-        and recipe.expected == "no worse"
-        and not result["unfinished"]
-        and _no_worse(pair, result)
-    ):
+    found = HOLDS[recipe.expected].get(pair["verdict"], "inconclusive")
+    if found == "inconclusive" and recipe.expected == "no worse" and _no_worse(pair, result):
         found = "holds"
+    if result["unfinished"]:
+        found = "inconclusive"
     others = [m for m in result["metrics"] if m != recipe.metric]
     return {
         "name": name,
@@ -185,12 +176,10 @@ def decide(name: str, recipe: Recipe, scale: str, result: Mapping[str, Any]) -> 
 
 def _no_worse(pair: Mapping[str, Any], result: Mapping[str, Any]) -> bool:
     """Non-inferiority: the one-sided lower bound of the paired t interval is above -effect."""
-    from scipy import stats
-
-    sd, n, estimate = pair["sd"], pair["n"], pair["difference"] and pair["difference"]["estimate"]
-    if not sd or estimate is None or n < 2:
+    if not pair["sd"]:  # too few, or all equal: no spread to judge by
         return False
-    return bool(estimate - stats.t.ppf(1 - result["alpha"], n - 1) * sd / n**0.5 > -result["effect"])
+    inner = paired_interval(pair["difference"]["estimate"], pair["sd"], pair["n"], 1 - 2 * result["alpha"])
+    return inner.low > -result["effect"]
 
 
 def _pair(result: Mapping[str, Any], recipe: Recipe, metric: str) -> Mapping[str, Any]:
@@ -209,8 +198,3 @@ def verdicts(out: Path) -> list[dict[str, Any]]:
     if not isinstance(found, list):
         raise UserError(f"{path}: expected a list of verdicts, found {str(found)[:60]}: remove the file")
     return found
-
-
-def full_config(name: str, recipe: Recipe) -> dict[str, RunConfig]:
-    """Arm -> the run of the paper's own scale."""
-    return {arm: resolve(values, name) for arm, values in plan_of(name, recipe, "full", Path("results")).arms.items()}

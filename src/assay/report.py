@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 
 from assay import charts
 from assay.charts import Line
+from assay.config import flat
 from assay.files import write_file
 from assay.protocols import UserError
 from assay.records import Records, anomalies, is_number, points_of, series, total
@@ -125,7 +126,7 @@ def page(run: RunDir, decode: Callable[[Ids], str] | None, context: Mapping[str,
             *anomalies(metrics, evaluation),
         ],
         "others": other_charts(metrics),
-        "config": flat(config),
+        "config": [(name, written(value)) for name, value in flat(config).items()],
     }
 
 
@@ -307,11 +308,8 @@ def dropped(metrics: Records) -> list[tuple[str, str, str]]:
     return rows
 
 
-def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """A nested configuration as dotted keys."""
-    if isinstance(value, Mapping):
-        return [row for key, item in value.items() for row in flat(item, f"{prefix}.{key}" if prefix else str(key))]
-    return [(prefix, ", ".join(map(str, value)) if isinstance(value, list) else str(value))]
+def written(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def curve_png(run: RunDir, path: Path) -> Path:

@@ -1,8 +1,8 @@
 """One finished training seed as a row on disk, which any later comparison can build on, here or on another machine.
 
 A row is keyed by everything that decides its numbers: the configuration (but for its folder, its processes and its
-memory), the content of the model, the environment's version, and the version of this package. Equal keys are the same
-run; what differs in anything is another row, so that nothing can be mixed by mistake.
+memory), the content of the model, the environment's version, and the version of this package. Runs of one key are the same
+to the bit on one machine, and the same but for floating point on two; what differs in a setting is another row.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from assay.build import policy_folder
 from assay.config import RunConfig, dump, resolve
 from assay.files import read_json, write_json, writing
 from assay.protocols import UserError
-from assay.records import series
+from assay.records import is_number, series
 from assay.rng import stable_hash
 from assay.rundir import RunDir
 
@@ -81,9 +82,7 @@ def key(config: RunConfig, environment_version: str) -> str:
         values.pop(name, None)
     values["evaluation"].pop("before")
     runtime = values.pop("runtime")
-    matters = {
-        name: runtime[name] for name in ("concurrency", "delay_ticks", "dtype")
-    }  # what may move a rounding is kept
+    matters = {name: runtime[name] for name in ("concurrency", "delay_ticks", "dtype")}  # they move a rounding
     parts = [SCHEMA, assay.__version__, values, matters, environment_version, _weights(config.model)]
     return stable_hash(json.dumps(parts, sort_keys=True))
 
@@ -93,8 +92,15 @@ def _weights(model: str) -> str:
     folder = Path(policy_folder(model))
     if not folder.is_dir():
         return model
+    files = [(path, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
+    return _digest(tuple((path, status.st_size, status.st_mtime_ns) for path, status in files))
+
+
+@lru_cache
+def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """Of the files' bytes: read once for all runs of a comparison, as long as size and time of writing stay."""
     h = hashlib.blake2b(digest_size=8)
-    for path in sorted(folder.glob("*.safetensors")):
+    for path, _, _ in files:
         with open(path, "rb") as file:
             while block := file.read(1 << 24):
                 h.update(block)
@@ -102,7 +108,7 @@ def _weights(model: str) -> str:
 
 
 def row_of(run: RunDir, key: str, environment_version: str) -> dict[str, Any]:
-    """What a finished run came to. `timings` are of this machine; the rest is the run's, bit for bit."""
+    """What a finished run came to: curves to six decimals, evaluations as they are. `timings` are of this machine."""
     metrics, evaluation = run.read_metrics(), run.evaluation
     seconds = np.cumsum(series(run.read_timings(), "step_s", default=0.0)).tolist()
     curves = {name: [_json(value) for value in series(metrics, name)] for name in CURVES}
@@ -121,7 +127,7 @@ def row_of(run: RunDir, key: str, environment_version: str) -> dict[str, Any]:
 
 
 def made() -> dict[str, str]:
-    """Where and when: of the numbers, only the clocks depend on it."""
+    """Where and when."""
     import assay
 
     return {
@@ -143,6 +149,8 @@ def read_row(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: row of schema {row.get('schema')!r}, and this version reads {SCHEMA}: remove the file"
         )
+    if row["key"] != path.stem:
+        raise UserError(f"{path}: its key is {row['key']!r}, not its name: remove the file")
     return row
 
 
@@ -150,18 +158,6 @@ def write_row(path: Path, row: Mapping[str, Any]) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, row)
-
-
-def find_row(key: str, stores: Sequence[Path]) -> dict[str, Any] | None:
-    """The row of a key in the first store that has it."""
-    for store in stores:
-        path = store / f"{key}.json"
-        if path.is_file():
-            row = read_row(path)
-            if row["key"] != key:
-                raise UserError(f"{path}: its key is {row['key']!r}, not its name: remove the file")
-            return row
-    return None
 
 
 def value(row: Mapping[str, Any], metric: str) -> float:
@@ -191,7 +187,7 @@ def value(row: Mapping[str, Any], metric: str) -> float:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+    return float(value) if is_number(value) else float("nan")
 
 
 def _json(value: float) -> float | None:

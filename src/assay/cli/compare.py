@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from rich.console import Console
 from assay.cli.flags import Help, Line, read, show_help, split
 from assay.cli.layers import read_train
 from assay.cli.tables import console
-from assay.config import Section, dump
+from assay.config import Section
 from assay.protocols import UserError
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def compare(line: Line) -> int:
             raise UserError("--add-seeds is for a comparison that exists: give its folder, or --seeds for a new one")
         plan = plan_of(line.positional, common, asked)
         folder = Path(asked.out or default_folder(plan))
+        if plan.store is not None:
+            plan.store = os.path.relpath(plan.store, folder)  # found again from wherever the comparison is gone on with
         create(folder, plan)
     err = console()
     try:
@@ -133,21 +136,21 @@ def plan_of(arms: Sequence[str], common: Sequence[tuple[str, list[str]]], asked:
 
 def _arm(text: str, common: Sequence[tuple[str, list[str]]], base: str | None) -> dict[str, Any]:
     """Complete keys of an arm, without seed and out."""
+    from assay.compare import arm_of
+
     line = split(shlex.split(text))
     methods = [name for word in line.positional for name in word.split(",") if name]
     if not methods:
         raise UserError(f'arm {text!r} names no method: begin with one, as in "grpo --learning-rate 1e-3"')
     given = [*common, ("method", methods), *line.given]
     try:
-        values = dump(read_train(Line([base] if base else [], given)).config)
+        values = arm_of(read_train(Line([base] if base else [], given)).config)
     except UserError as error:
         raise UserError(f"arm {text!r}: {error}") from error
     said = {typed.replace("-", "_") for typed, _ in given}
     for name, value in LEAN.items():
         if f"runtime.{name}" not in said:
             values["runtime"][name] = value
-    for name in ("seed", "out", "planned_steps"):
-        values.pop(name, None)
     return values
 
 

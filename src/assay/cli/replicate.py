@@ -134,7 +134,7 @@ def _list(out: Path, as_json: bool) -> int:
 def _dry_run(chosen: list[tuple[str, Recipe]], asked: Replicate, as_json: bool) -> int:
     from assay.replicate import plan_of
 
-    plans = {name: plan_of(name, recipe, asked.scale, Path(asked.out), asked.seeds) for name, recipe in chosen}
+    plans = {name: plan_of(name, recipe, asked.scale, asked.seeds) for name, recipe in chosen}
     if as_json:
         print(json.dumps({name: plan.model_dump(exclude_none=True) for name, plan in plans.items()}))
         return 0

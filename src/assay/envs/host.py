@@ -159,13 +159,20 @@ def _size(env: Any, split: str) -> int | None:
     return None if size is None else int(size)
 
 
+def end_with(parent: int) -> bool:
+    """Lets this process end when its parent does, also when hung, and when the parent is killed with -9; False where it
+    has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        return os.getppid() == parent
+    return True
+
+
 def main() -> None:
     """`python -m assay.envs.host REQUESTS ANSWERS BEGUN PARENT`: file descriptors, and the parent's process id."""
     requests, answers, begun_fd, parent = (int(argument) for argument in sys.argv[1:])
-    if sys.platform == "linux":  # also when hung, and when the parent was killed with -9
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            return
+    if not end_with(parent):
+        return
     begun = mmap.mmap(begun_fd, 8)
     count = 0
     host: Host | None = None

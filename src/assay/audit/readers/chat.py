@@ -27,6 +27,7 @@ COLUMNS = (
 
 
 def read(files: Sequence[Path], into: Collector, progress: Progress) -> None:
+    """Chat logs: a sample per choice, its prompt from messages or ids, its tokens from ids or "token_id:N" texts."""
     sampling: dict[str, set[float | None]] = {name: set() for name in SAMPLING}
     for path in files:
         prefix = f"{path.name}, " if len(files) > 1 else ""

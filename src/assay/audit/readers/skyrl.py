@@ -35,6 +35,7 @@ DUMP = ("input_prompt", "output_response", "score", "stop_reason", "env_class", 
 
 
 def read(files: Sequence[Path], into: Collector, progress: Progress) -> None:
+    """Generator outputs and dumped trajectories: a sample per response; the steps of one trajectory are its turns."""
     turns = Turns()
     for path in files:
         kind = kind_of(path)

@@ -28,6 +28,7 @@ ROLLOUT = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward", "re
 
 
 def read(files: Sequence[Path], into: Collector, progress: Progress) -> None:
+    """Completions tables and rollout dictionaries: a sample per completion."""
     groups = Groups(into.declared.get("rollouts_per_task"))
     for path in files:
         kind = kind_of(path)

@@ -29,6 +29,7 @@ LOSS = "rl"  # prime-rl's name for the stream of the policy loss
 
 
 def read_v1(files: Sequence[Path], into: Collector, progress: Progress) -> None:
+    """traces.jsonl: a sample per branch of a trace."""
     for path in files:
         for where, record in records(path, kind_of(path), None, progress):
             if "nodes" in record:
@@ -209,6 +210,7 @@ def _texts(nodes: Sequence[Record], trace: Record) -> dict[str, Any]:
 
 
 def read_v0(files: Sequence[Path], into: Collector, progress: Progress) -> None:
+    """results.jsonl: a sample per step whose tokens are there, else one per result."""
     for path in files:
         for where, record in records(path, kind_of(path), None, progress):
             steps = record.subs("trajectory")

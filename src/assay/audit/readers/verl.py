@@ -39,6 +39,7 @@ META = {
 
 
 def read(files: Sequence[Path], into: Collector, progress: Progress) -> None:
+    """DataProto tensors and rollout dumps: a sample per row."""
     for path in files:
         kind = kind_of(path)
         prefix = f"{path.name}, " if len(files) > 1 else ""

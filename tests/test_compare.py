@@ -105,10 +105,21 @@ def test_a_store_is_found_again_from_another_folder(tmp_path: Path, monkeypatch:
 
 def test_the_same_question_may_bring_seeds_and_figures(tmp_path: Path) -> None:
     create(tmp_path, plan(["grpo", "rloo"], 3))
+    compare(tmp_path, Forged({"grpo": [0.5, 0.6, 0.7], "rloo": [0.6, 0.8, 0.7]}))
     asked = plan(["grpo", "rloo"], 2)
     asked.secondary = ["entropy last third"]
     create(tmp_path, asked)
-    assert load(tmp_path).seeds == [0, 1, 2] and load(tmp_path).secondary == ["entropy last third"]
+    now = load(tmp_path)
+    assert (now.seeds, now.secondary, now.looks) == ([0, 1, 2], ["entropy last third"], [3])
+
+
+def test_a_row_under_another_name_is_refused(tmp_path: Path) -> None:
+    create(tmp_path, plan(["grpo", "rloo"], 2))
+    compare(tmp_path, Forged({"grpo": [0.5, 0.6], "rloo": [0.6, 0.8]}))
+    one, two, *_ = sorted((tmp_path / "seeds").iterdir())
+    one.write_bytes(two.read_bytes())
+    with pytest.raises(UserError, match="not its name"):
+        compare(tmp_path, Forged({}))
 
 
 def test_arms_take_flags_of_their_own_and_say_in_what_they_differ(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ env = "countdown"
 OLD = [0.50, 0.60, 0.40, 0.70]
 ABOVE, BELOW = [v + d for v, d in zip(OLD, (0.11, 0.09, 0.12, 0.10), strict=True)], [0.40, 0.51, 0.29, 0.60]
 EQUAL, UNSURE = [0.501, 0.602, 0.399, 0.699], [0.70, 0.40, 0.60, 0.75]
+BELOW_ALIKE = [v - 0.03 for v in OLD]  # no spread: nothing to be sure by
 JUST_NO_WORSE = [v + d for v, d in zip(OLD, (0.20, -0.02, 0.1, 0.01), strict=True)]
 
 
@@ -71,6 +72,7 @@ JUST_NO_WORSE = [v + d for v, d in zip(OLD, (0.20, -0.02, 0.1, 0.01), strict=Tru
         ("no worse", JUST_NO_WORSE, "holds"),
         ("no worse", BELOW, "does not hold"),
         ("no worse", UNSURE, "inconclusive"),
+        ("no worse", BELOW_ALIKE, "inconclusive"),
         ("the same", EQUAL, "holds"),
         ("the same", ABOVE, "does not hold"),
     ],

@@ -14,7 +14,7 @@ import pytest
 from assay.cli.commands import policy_config
 from assay.cli.main import main
 from assay.cli.policy import open_policy
-from assay.config import load, resolve
+from assay.config import WITHOUT_END, load, resolve
 from assay.evaluate import evaluate
 from assay.facts import mean_of, without_cut
 from assay.protocols import UserError
@@ -375,7 +375,15 @@ def test_plan_survives_an_environment_that_dies_in_its_reset(hostile: str, capsy
 
 
 def test_a_budget_ends_the_run_with_the_step_that_reaches_it(tmp_path: Path) -> None:
+    unlimited = {
+        name: value for name, value in settings(tmp_path / "run", budget="episodes:13").items() if name != "steps"
+    }
+    result = train(unlimited)
+    assert result.spent["episodes"] == 18 and result.spent["steps"] == 3 and not result.stopped  # six episodes a step
+    with pytest.raises(UserError, match="ends by its budget"):
+        resume(tmp_path / "run", "+1")
     config = resolve({"budget": "env-steps:200k"}, "here")
+    assert config.steps == WITHOUT_END  # and not after the default number of steps
     assert share_spent(config, {"env_steps": 50_000, "steps": 7}) == 0.25
     for wrong in ("env-steps", "env_steps:5", "steps:0", "tokens:many", "tokens:-5", "tokens:1e99", "tokens:nan"):
         with pytest.raises(UserError, match="UNIT:AMOUNT"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from assay.envs.registry import ENVIRONMENTS, make
 from assay.envs.workers import Pool
 from assay.learner.torch_learner import TorchLearner
 from assay.methods.host import Host
+from assay.methods.registry import make as make_method
 from assay.model import Network, check_exact, load_model, load_tokenizer
-from assay.protocols import Method, Reset, Sampling, UserError
+from assay.protocols import Method, Reset, Sampling, Setting, UserError, World
 from assay.renderers import ChatRenderer
 from assay.rollout import Driver, Progress
 from assay.rows import Layout
@@ -64,6 +64,19 @@ class Bench:
             delay=config.runtime.delay_ticks,
             wrappers=wrappers,
             progress=progress,
+        )
+
+    @property
+    def setting(self) -> Setting:
+        """What methods are told of the run."""
+        config = self.config
+        world = World(config.env, tuple(self.pool.spec["skills"]), self.renderer)
+        return Setting(
+            {world.name: world},
+            self.layout,
+            config.updates_per_batch * config.epochs,
+            min(self.network.max_length, config.max_episode_tokens),
+            config.seed,
         )
 
     def close(self) -> None:
@@ -188,7 +201,7 @@ def build_methods(config: RunConfig) -> list[Method]:
     host = Host(config.slots, config.max_episode_tokens)
     methods: list[Method] = [host]
     for name in config.method[1:]:
-        methods.append(_load_method(name, config.method_args.get(name, {})))
+        methods.append(make_method(name, config.method_args.get(name, {})))
     for name in config.method_args:
         if name not in config.method[1:]:
             raise UserError(f"method_args has settings for {name!r}, which is not among the methods {config.method}")
@@ -202,23 +215,6 @@ def build_methods(config: RunConfig) -> list[Method]:
 
 def build_curriculum(config: RunConfig, pool: Pool) -> Curriculum:
     return Curriculum(config.seed, pool.spec["sizes"]["train"], config.tasks_per_step, config.env)
-
-
-def _load_method(name: str, settings: dict[str, Any]) -> Method:
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise UserError(f"method {name!r} does not exist: further methods are given as mypkg.module:Class")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"method {name!r} cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise UserError(f"method {name!r} is not a class derived from assay.Method")
-    try:
-        method: Method = found(**settings)
-    except TypeError as error:
-        raise UserError(f"method {name!r} does not take these settings: {error}") from error
-    return method
 
 
 def _instructions(config: RunConfig, tokenizer: Any, pool: Pool) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from assay.methods.presets import PRESETS
+from assay.methods.registry import PAPERS
 from assay.protocols import UserError
 
 BUDGETS = {"steps": "steps", "episodes": "episodes", "tokens": "tokens", "env-steps": "env_steps"}  # -> Trainer.spent
@@ -227,11 +228,13 @@ def load(path: Path) -> dict[str, Any]:
 def resolve(values: dict[str, Any], where: str) -> RunConfig:
     """A complete configuration: the preset's slots under the user's keys."""
     config = parse(values, where)
-    if not config.method:
+    methods = [name for part in config.method for name in part.split(",") if name]  # grpo,aem is grpo aem
+    if not methods:
         raise UserError(f"{where}: method is empty: name a preset, {', '.join(PRESETS)}")
-    name = config.method[0]
-    if ":" in name:  # a method of one's own goes around a host
-        return resolve(values | {"method": [DEFAULT_HOST, *config.method]}, where)
+    if ":" in methods[0] or methods[0] in PAPERS:  # it goes around a host
+        methods = [DEFAULT_HOST, *methods]
+    values = values | {"method": methods}
+    name = methods[0]
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, 1, 0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"the presets are {', '.join(PRESETS)}"

@@ -8,7 +8,7 @@ episode as `cut`, never as a crash. Left out: retries, and everything that metho
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,6 +87,7 @@ def episode(renderer: Renderer, job: Job, settings: Settings, context: int) -> E
         outcome=Outcome.CUT,
         temperature=settings.sampling.temperature,
         mode=job.mode,
+        horizon=_horizon(info),
     )
     return (yield from _play(renderer, settings, start, result, context))
 
@@ -166,6 +167,12 @@ def _play(renderer: Renderer, settings: Settings, start: Trace, result: StepResu
         outcome=outcome,
         error=result.error,
     )
+
+
+def _horizon(info: Mapping[str, Any]) -> int:
+    """Turn limit of the task, 0 where the environment says none that fits."""
+    horizon = info.get("horizon")
+    return horizon if isinstance(horizon, int) and 0 < horizon < 1 << 31 else 0
 
 
 def _outcome(result: StepResult) -> Outcome | None:

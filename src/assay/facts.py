@@ -32,10 +32,10 @@ def facts(collection: Collection) -> Metrics:
     return metrics
 
 
-def entropy(rows: Sequence[Row], needs: frozenset[str]) -> Metrics:
-    """Column "entropy", from the trace unless a score pass gave it; its mean over sampled tokens."""
+def entropy(rows: Sequence[Row], views: Sequence[Row], needs: frozenset[str]) -> Metrics:
+    """Column "entropy" of all views, from the trace unless a score pass gave it; its mean over the rows' tokens."""
     if "entropy" not in needs:
-        for row in rows:
+        for row in views:
             row.columns["entropy"] = sampler_column(row, "entropies")
     values = np.concatenate([row.columns["entropy"] for row in rows]) if rows else np.zeros(0)
     return {"entropy": float(np.mean(values))} if len(values) and np.isfinite(values).all() else {}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.rows import Batch, Row, Stream
+from assay.rows import Batch, Layout, Row, Stream
 from assay.trace import Floats, Group, Ids, Trace
 
 Metrics = dict[str, float]
@@ -266,11 +266,33 @@ class Learner(Protocol):
     def save_pretrained(self, folder: Path) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class World:
+    """One environment of a run, as methods see it."""
+
+    name: str
+    skills: tuple[str, ...]  # alphabet of Turn.skill, without "other"; () where it has none
+    renderer: Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a run tells its methods before its first step."""
+
+    worlds: Mapping[str, World]  # by the name that stands in TaskKey.environment
+    layout: Layout
+    updates: int  # optimiser steps per batch: updates_per_batch x epochs
+    max_row_tokens: int  # that the model can hold
+    seed: int  # of the run: keyed draws derive from it
+
+
 class Method:
     """One paper, in one file: override the stages it touches, leave the rest. Fidelity is part of the API.
 
     Folds (`episode`, `reward`, `modulate`, `streams`) run in the order the methods are named; `advantage` is set by
-    exactly one. Hooks get what they need and return metrics where they have any.
+    exactly one. Hooks get what they need and return metrics where they have any; a metric of one environment of several
+    is named `NAME[ENVIRONMENT]`. Settings are keyword arguments of `__init__` of plain types, each with a default and
+    a line "name: meaning" in the class's docstring: flags, help and pages are made of them.
     """
 
     name: ClassVar[str] = ""
@@ -278,12 +300,18 @@ class Method:
     fidelity: ClassVar[str] = "inferred"  # "paper", "reconstruction", "inferred"
     needs: frozenset[str] = frozenset()
 
+    def bind(self, setting: Setting) -> Sequence[str]:
+        """Once, before the first step and before `load_state_dict`. UserError where the method cannot work in such a
+        run; what is returned are warnings, one sentence each, for where it works and has no effect."""
+        return ()
+
     def episode(self, episode: Episode) -> Episode:
         """Wrap the stream of requests of one episode."""
         return episode
 
     revise: Callable[[Group], Generator[Request, Any, Group]] | None = None
     keep: Callable[[Group], bool] | None = None
+    select: Callable[[Batch], Batch] | None = None  # a filter that must see the whole batch; moves groups to `dropped`
 
     def rows(self, batch: Batch) -> list[Row]:
         """Further views, beside the default rows."""
@@ -298,7 +326,13 @@ class Method:
         return {}
 
     def streams(self, rows: Sequence[Row], streams: list[Stream], progress: float) -> list[Stream]:
+        """For one optimiser step: `rows` are those of its task instances, default view and further views."""
         return streams
+
+    def tables(self) -> Mapping[str, list[dict[str, Any]]]:
+        """After a step: tables for the report by title, rows of JSON scalars with the same keys. The first key names
+        the row, so that the report can follow it over the steps; {} for none."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values and numpy arrays only."""

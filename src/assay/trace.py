@@ -122,6 +122,7 @@ class Trace:
     error: str = ""  # what an environment error said
     extra_tokens: int = 0  # generated for this episode and not in it (look-aheads): cost
     evidence: dict[str, Any] = field(default_factory=dict)  # env.evidence() at the end
+    horizon: int = 0  # turn limit of the task; 0: the environment did not say
 
     @property
     def key(self) -> str:

@@ -15,6 +15,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from assay.files import beside, put, writing
 from assay.protocols import UserError
 from assay.trace import Outcome, Provenance, TaskKey, Trace, Turn
 
-VERSION = b"1"  # what is written; READERS has what can be read
+VERSION = b"2"  # what is written; READERS has what can be read
 VERSION_KEY = b"assay.trace.schema"
 TRACES_PER_GROUP = 1024  # traces of one row group: what a reader holds at once beside its result
 
@@ -79,6 +80,7 @@ TRACE_V1 = {  # in the order of the fields of Trace, then what is not a field
     "evidence": pa.string(),
     "exact_text": pa.map_(pa.string(), pa.binary()),
 }
+TRACE_V2 = TRACE_V1 | {"horizon": pa.int64()}
 FREE_TEXT = ("observation", "action", "final_observation", "error")  # may hold lone surrogates; names may not
 MAY_BE_NULL = ("logprobs", "entropies")
 SAME_LENGTH = {  # a list field -> the list field that it annotates, one value each
@@ -101,7 +103,7 @@ def write_traces(path: str | os.PathLike[str], traces: Sequence[Trace]) -> None:
     The same traces give the same bytes. UserError for a trace that the format cannot hold; then nothing is written.
     """
     path = Path(path)
-    schema = pa.schema(list(TRACE_V1.items()), metadata={VERSION_KEY: VERSION})
+    schema = pa.schema(list(TRACE_V2.items()), metadata={VERSION_KEY: VERSION})
     floats = [f"turns.list.element.{name}.list.element" for name in MAY_BE_NULL]
     split = dict.fromkeys(floats, "BYTE_STREAM_SPLIT")  # the bytes of floats sorted by place: only so they compress
     dictionaries = _dictionary_columns(schema, split)
@@ -157,7 +159,7 @@ def _table(traces: Sequence[Trace], schema: pa.Schema, path: Path) -> pa.Table:
     }
     columns = {
         name: made[name]() if name in made else _column(name, [getattr(t, name) for t in traces], kind, path)
-        for name, kind in TRACE_V1.items()
+        for name, kind in TRACE_V2.items()
     }
     _check(columns, path)
     _check(dict(zip(TURN_V1, turn_columns, strict=True)), path, "turns.")
@@ -240,25 +242,25 @@ def _version(file: pq.ParquetFile, path: Path) -> bytes:
     return found
 
 
-def _read_v1(file: pq.ParquetFile, path: Path) -> Iterator[Trace]:
+def _read(file: pq.ParquetFile, path: Path, wanted: dict[str, Any]) -> Iterator[Trace]:
     schema = file.schema_arrow
-    for name, kind in TRACE_V1.items():
+    for name, kind in wanted.items():
         found = [field.type for field in schema if field.name == name]
         if found != [kind]:
             raise UserError(
                 f"{path}: column {name!r}: expected one {kind}, found {found[0] if found else 'no such column'}"
             )
     for group in range(file.num_row_groups):
-        table = file.read_row_group(group, columns=list(TRACE_V1), use_threads=False).combine_chunks()
-        columns = {name: _whole(table[name]) for name in TRACE_V1}
+        table = file.read_row_group(group, columns=list(wanted), use_threads=False).combine_chunks()
+        columns = {name: _whole(table[name]) for name in wanted}
         _check(columns, path)
         nested = columns["turns"].flatten()
         turn_columns = {name: nested.field(name) for name in TURN_V1}
         _check(turn_columns, path, "turns.")
-        yield from _traces_v1(columns, turn_columns, path)
+        yield from _traces(columns, turn_columns, path)
 
 
-def _traces_v1(columns: dict[str, pa.Array], turn_columns: dict[str, pa.Array], path: Path) -> Iterator[Trace]:
+def _traces(columns: dict[str, pa.Array], turn_columns: dict[str, pa.Array], path: Path) -> Iterator[Trace]:
     spans = list(pairwise(_bounds(columns["turns"])))
     values = {name: _values(column) for name, column in columns.items() if name != "turns"}
     turn_values = {name: _values(column) for name, column in turn_columns.items()}
@@ -350,4 +352,7 @@ def _check_length(column: pa.ListArray, of: pa.ListArray, name: str, of_name: st
         )
 
 
-READERS: dict[bytes, Callable[[pq.ParquetFile, Path], Iterator[Trace]]] = {b"1": _read_v1}
+READERS: dict[bytes, Callable[[pq.ParquetFile, Path], Iterator[Trace]]] = {
+    b"1": partial(_read, wanted=TRACE_V1),
+    b"2": partial(_read, wanted=TRACE_V2),
+}

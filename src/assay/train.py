@@ -61,6 +61,9 @@ class Trainer:
             self.config.temperature, self.config.seed, [m.episode for m in self.methods], display.episodes
         )
         self.needs = _needs(self.methods, learner, self.config)
+        for method in self.methods:
+            for warning in method.bind(bench.setting):
+                display.note(f"{type(method).__name__}: {warning}")
         self.guard: Guard | None = None
 
     def step(self) -> tuple[Metrics, Metrics, Batch]:
@@ -73,11 +76,16 @@ class Trainer:
             batch = without_cut(batch)
             metrics |= {"kept_groups": float(len(batch.groups)), "dropped_groups": float(len(batch.dropped))}
 
+        for method in self.methods:
+            if method.select is not None:
+                batch = method.select(batch)
+                metrics |= {"kept_groups": float(len(batch.groups)), "dropped_groups": float(len(batch.dropped))}
+
         rows = build_rows(batch.traces, self.bench.layout)
         views = rows + [view for method in self.methods for view in method.rows(batch)]
         scored = time.perf_counter()
         self.learner.score(views, self.needs, self.config.temperature)
-        metrics |= entropy(rows, self.needs)
+        metrics |= entropy(rows, views, self.needs)
         for method in self.methods:
             metrics |= method.reward(batch, rows)
         for method in self.methods:
@@ -87,7 +95,7 @@ class Trainer:
             metrics |= method.modulate(batch, rows)
         if self.guard:
             self.guard.batch(self.spent["steps"] + 1, batch, rows)
-        updates = [self.update(part, progress) for part in self.parts(batch, rows)]
+        updates = [self.update(part, progress) for part in self.parts(rows, views)]
         metrics |= mean_of(updates)
         self.bench.sampler.load(self.learner)
 
@@ -126,14 +134,14 @@ class Trainer:
             policy_version=self.learner.version,
         )
 
-    def parts(self, batch: Batch, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        """The rows of each optimiser step: the task instances in a keyed order, dealt into `updates_per_batch` hands."""
+    def parts(self, rows: Sequence[Row], views: Sequence[Row]) -> Iterator[list[Row]]:
+        """The views of each optimiser step: the task instances in a keyed order, dealt into `updates_per_batch` hands."""
         keys = sorted({row.trace.group_key for row in rows})
         for epoch in range(self.config.epochs):
             order = generator(self.config.seed, "parts", self.spent["steps"], epoch).permutation(len(keys))
             for part in range(self.config.updates_per_batch):
                 chosen = {keys[i] for i in order[part :: self.config.updates_per_batch]}
-                yield [row for row in rows if row.trace.group_key in chosen]
+                yield [row for row in views if row.trace.group_key in chosen]
 
     def update(self, rows: list[Row], progress: float) -> Metrics:
         """One optimiser step on what the methods make of these rows."""

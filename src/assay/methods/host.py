@@ -104,10 +104,11 @@ class Host(Method):
             constants["cispo_weight_cap"] = slots.clip_high
         if slots.kl == "loss" and slots.kl_coefficient > 0:
             constants |= {"kl": slots.kl_coefficient, "kl_kind": slots.kl_kind}
-        policy = Stream("policy", list(rows), f"policy:{slots.gate}", slots.denominator, constants)
+        own = [row for row in rows if not row.view]
+        policy = Stream("policy", own, f"policy:{slots.gate}", slots.denominator, constants)
         if slots.advantage != "gae":
             return [*streams, policy]
-        return [*streams, policy, Stream("value", list(rows), "value", "token", {"clip": 0.5})]
+        return [*streams, policy, Stream("value", own, "value", "token", {"clip": 0.5})]
 
 
 def total(batch: Batch, trace: Trace) -> float:

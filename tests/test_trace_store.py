@@ -340,10 +340,10 @@ def test_columns_that_users_add_are_ignored(tmp_path):
     assert [bits(t) for t in read_traces(path)] == [bits(trace(turn(3), turn(2))), bits(trace(turn(1)))]
 
 
-@pytest.mark.parametrize("version", [b"2", b"", b"99999", b"1.0", b"\xff", b"9" * 5000])
+@pytest.mark.parametrize("version", [b"3", b"", b"99999", b"1.0", b"\xff", b"9" * 5000])
 def test_an_unknown_schema_version_is_refused(tmp_path, version):
     path = rewritten(tmp_path, lambda t: t, {b"assay.trace.schema": version})
-    with pytest.raises(UserError, match="expected a version up to 1"):
+    with pytest.raises(UserError, match="expected a version up to 2"):
         read_traces(path)
 
 

@@ -76,7 +76,7 @@ def create(folder: Path, plan: Plan) -> None:
     path = folder / PLAN
     if path.exists():
         found = load(folder)
-        if found.model_dump(exclude=FREE) != plan.model_dump(exclude=FREE):
+        if _question(found) != _question(plan):
             raise UserError(
                 f"{folder} holds another comparison: 'assay compare {folder}' goes on with it, --out starts one"
             )
@@ -84,6 +84,12 @@ def create(folder: Path, plan: Plan) -> None:
     elif folder.exists() and any(entry.name != ".lock" for entry in folder.iterdir()):
         raise UserError(f"{folder} exists and is no comparison: name another folder with --out")
     save(folder, plan)
+
+
+def _question(plan: Plan) -> dict[str, Any]:
+    """What may not change, every arm complete: an older plan does not name the settings that came after it."""
+    arms = {name: arm_of(resolve(values, f"arm {name!r}")) for name, values in plan.arms.items()}
+    return plan.model_dump(exclude=FREE) | {"arms": arms}
 
 
 def check(plan: Plan) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from assay.build import policy_folder
-from assay.config import RunConfig, dump, resolve
+from assay.config import RunConfig, flat, resolve
 from assay.files import read_json, write_json, writing
 from assay.protocols import UserError
 from assay.records import is_number, series
@@ -42,6 +42,8 @@ CURVES = (  # columns of metrics.jsonl that a row keeps, one number a step
     "clip_high_per_trained_token",
     "grad_norm",
 )
+FREE = ("out", "planned_steps", "evaluation.before")  # do not decide a finished seed's numbers
+ROUNDING = ("runtime.concurrency", "runtime.delay_ticks", "runtime.dtype")  # the part of runtime that moves a rounding
 EVALUATIONS = ("iid sampled", "iid greedy", "ood sampled", "ood greedy")
 
 
@@ -77,13 +79,12 @@ def key(config: RunConfig, environment_version: str) -> str:
     """16 hex digits that name the run whatever the machine: see the top of the file."""
     import assay
 
-    values = dump(config)
-    for name in ("out", "planned_steps"):
-        values.pop(name, None)
-    values["evaluation"].pop("before")
-    runtime = values.pop("runtime")
-    matters = {name: runtime[name] for name in ("concurrency", "delay_ticks", "dtype")}  # they move a rounding
-    parts = [SCHEMA, assay.__version__, values, matters, environment_version, _weights(config.model)]
+    usual = flat(RunConfig().model_dump())
+    # what is as usual is left out: a setting that a later version adds leaves the rows of those who do not use it
+    values = {name: item for name, item in flat(config.model_dump()).items() if item != usual.get(name, ...)}
+    matters = {name: item for name, item in values.items() if name not in FREE and not name.startswith("runtime.")}
+    matters |= {name: item for name, item in values.items() if name in ROUNDING}
+    parts = [SCHEMA, assay.__version__, matters, environment_version, _weights(config.model)]
     return stable_hash(json.dumps(parts, sort_keys=True))
 
 

@@ -140,6 +140,47 @@ def gae(
     return advantages, advantages + v
 
 
+def turn_gae(
+    rewards: ArrayLike,
+    values: ArrayLike,
+    turns: ArrayLike,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    bootstrap: float = 0.0,
+) -> tuple[Array, Array]:
+    """GAE over the turns of one trace: a turn is one action, whatever number of tokens it took.
+
+    `V_k` is the value before the first sampled token of turn k, `r_k` the sum of the turn's rewards; then `gae` with
+    both discounts per turn. Turns that sampled nothing are no actions: the next one follows directly.
+
+    Args:
+      rewards: [N] per sampled token (`place_rewards`).
+      values: [N] value of the context before each sampled token; read at the first token of each turn only.
+      turns: [N] turn of each token, not decreasing.
+      gamma, lam: discount and trace decay per turn.
+      bootstrap: value after the last turn: 0 unless the episode was cut.
+
+    Returns:
+      (advantages [N], value targets [N]): the turn's number on each of its tokens, targets before any whitening. Only
+      the first token of a turn has a value to train (`first_tokens`).
+    """
+    r, v, turn = _vector(rewards, "rewards"), _vector(values, "values"), np.asarray(turns)
+    if not r.shape == v.shape == turn.shape:
+        raise ValueError(
+            f"rewards, values, turns must have one entry per token, not {r.shape}, {v.shape}, {turn.shape}"
+        )
+    first = np.flatnonzero(first_tokens(turn))
+    place = np.cumsum(first_tokens(turn)) - 1  # [N] which of the turns with tokens
+    advantages, targets = gae(np.bincount(place, r, len(first)), v[first], gamma, lam, bootstrap)
+    return advantages[place], targets[place]
+
+
+def first_tokens(turns: ArrayLike) -> NDArray[np.bool_]:
+    """[N] true on the first of each run of equal entries of `turns` [N]."""
+    turn = np.asarray(turns)
+    return np.append(np.ones(1, bool), np.diff(turn) != 0)[: len(turn)]
+
+
 def whiten(values: Sequence[ArrayLike], epsilon: float = 1e-8) -> list[Array]:
     """Mean 0 and unbiased variance 1 over all tokens of the batch: every token counts once, long traces count more.
 

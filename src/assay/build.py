@@ -18,8 +18,8 @@ from assay.curriculum import Curriculum
 from assay.envs.registry import ENVIRONMENTS, make
 from assay.envs.workers import Pool
 from assay.learner.torch_learner import TorchLearner
-from assay.methods.host import Host
-from assay.methods.registry import make as make_method
+from assay.methods.host import CRITICS, Host
+from assay.methods.registry import compose
 from assay.model import Network, check_exact, load_model, load_tokenizer
 from assay.protocols import Method, Reset, Sampling, Setting, UserError, World
 from assay.renderers import ChatRenderer
@@ -188,7 +188,7 @@ def build_learner(config: RunConfig, network: Network, failures: Path | None) ->
         weight_decay=config.weight_decay,
         grad_clip=config.grad_clip,
         tokens_per_forward=config.runtime.tokens_per_forward,
-        value_head=config.slots.advantage == "gae",
+        value_head=config.slots.advantage in CRITICS,
         on_nonfinite=config.runtime.on_nonfinite,
         failure_folder=failures,
         reference=reference,
@@ -199,18 +199,10 @@ def build_methods(config: RunConfig) -> list[Method]:
     """The host, then the further methods in the order named. One that sets the estimator replaces the host's; UserError
     for what does not exist, and for two that do."""
     host = Host(config.slots, config.max_episode_tokens)
-    methods: list[Method] = [host]
-    for name in config.method[1:]:
-        methods.append(make_method(name, config.method_args.get(name, {})))
-    for name in config.method_args:
-        if name not in config.method[1:]:
-            raise UserError(f"method_args has settings for {name!r}, which is not among the methods {config.method}")
-    estimators = [m for m in methods[1:] if m.advantage is not None]
-    if len(estimators) > 1:
-        raise UserError(f"two methods set the advantage: {', '.join(type(m).__name__ for m in estimators)}; use one")
-    if estimators:
+    methods = compose(config.method[1:], config.method_args)
+    if any(method.advantage is not None for method in methods):
         host.advantage = None  # type: ignore[assignment,method-assign]
-    return methods
+    return [host, *methods]
 
 
 def build_curriculum(config: RunConfig, pool: Pool) -> Curriculum:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from assay.methods.presets import PRESETS
-from assay.methods.registry import PAPERS
+from assay.methods.registry import PAPERS, check_names
 from assay.protocols import UserError
 
 BUDGETS = {"steps": "steps", "episodes": "episodes", "tokens": "tokens", "env-steps": "env_steps"}  # -> Trainer.spent
@@ -34,9 +34,12 @@ class Section(BaseModel):
 class Slots(Section):
     """What a baseline is made of: five slots. A preset (grpo, dr-grpo, ...) fills them; each can be set by hand."""
 
-    advantage: Literal["grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "gae"] = "grpo"
+    advantage: Literal[
+        "grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "gae", "turn-gae", "gigpo", "hgpo"
+    ] = "grpo"
     """Estimator, unless a further method sets it: group mean and std, group mean, leave-one-out, whitened token returns,
-    the same with a group baseline, or GAE with a critic."""
+    the same with a group baseline, GAE with a critic over tokens or over turns, or steps compared with others that began
+    with the same observation (gigpo) or history (hgpo)."""
     keep: Literal["all", "mixed"] = "all"
     """Which groups to train on: all, or those with both successes and failures (dynamic sampling; refills)."""
     gate: Literal["ppo", "none", "cispo", "gspo", "sequence", "sapo"] = "ppo"
@@ -61,7 +64,17 @@ class Slots(Section):
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per turn."""
     lam: float = Field(1.0, ge=0, le=1)
-    """GAE's lambda, per sampled token."""
+    """GAE's lambda, per sampled token (turn-gae: per turn)."""
+    step_weight: float = Field(1.0, ge=0)
+    """gigpo: weight of the step's advantage beside the episode's (paper: 1)."""
+    step_norm: Literal["std", "none"] = "std"
+    """gigpo, hgpo: what centred returns and rewards are divided by, their group's std or nothing."""
+    history: int = Field(2, ge=0)
+    """hgpo: turns of shared history that are looked back on (paper: 2 or 4); 0: the present observation only."""
+    step_alpha: float = Field(1.0, ge=0)
+    """hgpo: how much more a longer shared history counts (paper: 1); 0: all alike."""
+    invalid_penalty: float = Field(0.0, ge=0)
+    """Subtracted from the reward of every turn whose action was invalid, in reward units (GiGPO's scripts: 0.1)."""
 
 
 class WarmStart(Section):
@@ -139,10 +152,10 @@ class RunConfig(Section):
     env_args: dict[str, Any] = {}
     """Settings of the environment."""
     method: list[str] = ["grpo"]
-    """A preset from `assay methods` (absent: grpo), then further methods in the order they apply; your own as
-    mypkg.module:Class."""
+    """A preset from `assay methods` (absent: grpo), then further methods in the order they apply, with spaces or commas
+    between them; your own as mypkg.module:Class."""
     method_args: dict[str, dict[str, Any]] = {}
-    """Settings of each further method, by its name."""
+    """Settings of each further method, by its name; as flags --NAME.SETTING."""
     model: str = "tiny-1m"
     """A built-in policy from `assay models`, a local folder, or a hub name."""
     lora_rank: int | None = Field(None, ge=1)
@@ -228,22 +241,26 @@ def load(path: Path) -> dict[str, Any]:
 def resolve(values: dict[str, Any], where: str) -> RunConfig:
     """A complete configuration: the preset's slots under the user's keys."""
     config = parse(values, where)
-    methods = [name for part in config.method for name in part.split(",") if name]  # grpo,aem is grpo aem
+    methods = method_names(config.method)
     if not methods:
         raise UserError(f"{where}: method is empty: name a preset, {', '.join(PRESETS)}")
-    if ":" in methods[0] or methods[0] in PAPERS:  # it goes around a host
-        methods = [DEFAULT_HOST, *methods]
-    values = values | {"method": methods}
-    name = methods[0]
-    if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, 1, 0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"the presets are {', '.join(PRESETS)}"
-        raise UserError(f"{where}: method {name!r} is no preset, and the first one must be: {hint}")
+    try:
+        check_names(methods, config.method_args)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    values, name = values | {"method": methods}, methods[0]
     if config.budget is not None:
         parse_budget(config.budget, where)
         values = {"steps": WITHOUT_END} | values
     slots = overlay(Slots().model_dump(exclude_none=True), PRESETS[name].slots)
     return parse(overlay(values, {"slots": overlay(slots, values.get("slots", {}))}), where)
+
+
+def method_names(given: Sequence[str]) -> list[str]:
+    """Methods as they apply: "grpo,aem" names two, and one that goes around a host has one before it."""
+    names = [name.strip() for part in given for name in part.split(",") if name.strip()]
+    around = bool(names) and (":" in names[0] or names[0] in PAPERS)
+    return [DEFAULT_HOST, *names] if around else names
 
 
 def parse_budget(text: str, where: str) -> tuple[str, int]:

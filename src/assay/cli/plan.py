@@ -21,6 +21,9 @@ ADVANTAGES = {
     "reinforce++": "token returns whitened over the batch",
     "reinforce++-baseline": "reward minus group mean, whitened over the batch",
     "gae": "GAE with a critic",
+    "turn-gae": "GAE over turns with a critic",
+    "gigpo": "group advantage plus that of steps with the same observation",
+    "hgpo": "advantage of steps with the same history",
 }
 KEEPS = {"all": "all groups", "mixed": "groups with successes and failures only"}
 GATES = {

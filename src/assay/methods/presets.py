@@ -65,6 +65,22 @@ PRESETS: dict[str, Preset] = {
         "arXiv 2506.13585",
         {"advantage": "grpo", "gate": "cispo", "clip_high": 5.0, "denominator": "token"},
     ),
+    "ppo-turn": Preset(
+        "GAE over turns with a critic of turns, PPO clip with dual clip 3, mean over tokens",
+        "arXiv 1707.06347",
+        {"advantage": "turn-gae", "denominator": "token", "dual_clip": 3.0, "gamma": 0.95},
+        fidelity="inferred",  # as agent frameworks have it, after the turn-level part of RAGEN's bi-level GAE
+    ),
+    "gigpo": Preset(
+        "group advantage plus that of steps with the same observation, mean over tokens",
+        "arXiv 2505.10978",
+        {"advantage": "gigpo", "denominator": "token", "gamma": 0.95},
+    ),
+    "hgpo": Preset(
+        "steps compared under ever longer shared histories, mean over tokens",
+        "Hierarchy-of-Groups Policy Optimization, ICLR 2026",
+        {"advantage": "hgpo", "denominator": "token", "gamma": 0.95},
+    ),
     "sapo": Preset(
         "a soft gate instead of a clip",
         "arXiv 2511.20347",

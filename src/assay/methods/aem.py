@@ -52,17 +52,11 @@ class AEM(Method):
         if self.lam == 0 or not rows:
             return {}
         responses = Responses(rows)
-        entropy = responses.mean("entropy")
-        if not np.isfinite(entropy).all():
-            lacking = int(np.count_nonzero(~np.isfinite(entropy)))
-            raise UserError(
-                f"aem: {lacking} of {len(entropy)} answers have tokens whose entropy the sampler did not record: set "
-                "score of aem to true, then the learner computes it"
-            )
+        entropy = responses.entropy("aem")
         group = responses.groups(self.scope)
         alpha = coefficients(entropy, group, self.lam, self.gate)
-        before = responses.mean("advantage")
-        responses.write("advantage", responses.column("advantage") * responses.spread(alpha))
+        advantage = responses.column("advantage")
+        responses.write("advantage", advantage * alpha[responses.of])
         low, high = extremes(entropy, group)
         active = active_groups(low, high, self.gate)
         return {
@@ -70,7 +64,7 @@ class AEM(Method):
             "aem_active": float(np.mean(active)),
             "aem_min": float(alpha.min()),
             "aem_max": float(alpha.max()),
-            "aem_shift": float(np.mean((alpha - 1.0) * before)),
+            "aem_shift": float(np.mean((alpha - 1.0) * responses.mean(advantage))),
         }
 
 
@@ -131,13 +125,27 @@ class Responses:
         """[N] float64."""
         return np.concatenate([row.columns[name] for row in self.rows]).astype(np.float64)
 
-    def mean(self, name: str) -> Array:
-        """[n] mean over the tokens of each response."""
-        return np.add.reduceat(self.column(name), self.starts) / np.bincount(self.of)
+    def mean(self, values: Array) -> Array:
+        """[n] means over the tokens of each response, of [N]."""
+        return np.add.reduceat(values, self.starts) / np.bincount(self.of)
 
-    def spread(self, values: Array) -> Array:
-        """[N] from [n]."""
-        return values[self.of]
+    def entropy(self, method: str) -> Array:
+        """[n] mean token entropy, nats; UserError for that method where the sampler did not record it."""
+        means = self.mean(self.column("entropy"))
+        if unknown := int(np.count_nonzero(~np.isfinite(means))):
+            raise UserError(
+                f"{method}: the sampler recorded no entropy for tokens of {unknown} of {len(means)} answers: set score "
+                f"of {method} to true, and the learner computes it"
+            )
+        return means
+
+    def following(self) -> Ints:
+        """[n] index of the response that comes next in the same trace, -1 for none."""
+        keys = [row.trace.key for row in self.rows]
+        numbers = {key: i for i, key in enumerate(keys)}
+        trace = np.array([numbers[key] for key in keys])[self.row]
+        last = np.append(np.diff(trace) != 0, True)
+        return np.where(last, -1, np.arange(len(trace)) + 1)
 
     def write(self, name: str, values: Array) -> None:
         """[N] into that column of the rows, as float32."""

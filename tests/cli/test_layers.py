@@ -83,12 +83,13 @@ def test_settings_of_an_environment_are_typed_flags_with_the_nearest_name() -> N
         ask("--env-args.room x")
 
 
-def test_settings_of_a_method_go_by_its_class_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_a_method_of_ones_own_go_by_its_class_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    asked = ask("--method grpo examples.my_method:MyMethod --method-args.MyMethod.price 0.5")
-    assert asked.values["method_args"] == {"examples.my_method:MyMethod": {"price": 0.5}}
-    assert asked.shown().method_args.MyMethod.price == 0.5  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match=r"did you mean --method-args.MyMethod.price"):
+    for flag in ("--MyMethod.price", "--method-args.MyMethod.price"):
+        asked = ask(f"--method grpo examples.my_method:MyMethod {flag} 0.5")
+        assert asked.values["method_args"] == {"examples.my_method:MyMethod": {"price": 0.5}}
+        assert asked.shown().MyMethod.price == 0.5  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r"did you mean --MyMethod.price"):
         ask("--method grpo examples.my_method:MyMethod --method-args.MyMethod.prize 0.5")
 
 

@@ -6,21 +6,24 @@ Then what a preset or file says about another environment or method than the one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from assay.cli.flags import Line, interpret, nearest
+from assay.cli.flags import Line, dotted, interpret, nearest
 from assay.cli.signature import settings_model
-from assay.config import RunConfig, Slots, load, overlay, resolve
+from assay.config import RunConfig, Slots, load, method_names, overlay, resolve
 from assay.envs.registry import ENVIRONMENTS, Entry
 from assay.methods.presets import PRESETS
+from assay.methods.registry import PAPERS, check_names, path_of
 from assay.protocols import UserError
 
 PRESET_FOLDER = Path(__file__).parent.parent / "presets"
 HERE = "command line"
+PREFIX = "method-args."
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,8 @@ class Request:
         env = self.model.model_fields["env_args"].annotation
         if isinstance(env, type) and issubclass(env, BaseModel):
             values["env_args"] = filled(env, self.config.env_args)
-        methods = self.model.model_fields["method_args"].annotation
-        if isinstance(methods, type) and issubclass(methods, BaseModel):
-            given = {short(name): args for name, args in self.config.method_args.items()}
-            inner: dict[str, Any] = {
-                name: filled(section(methods, name), given.get(name, {})) for name in methods.model_fields
-            }
-            values["method_args"] = methods.model_construct(**inner)
+        for name, method in method_sections(self.config.method).items():
+            values[name] = filled(section(self.model, name), self.config.method_args.get(method, {}))
         return self.model.model_construct(**values)
 
 
@@ -56,12 +54,14 @@ def read_train(line: Line) -> Request:
     if (env := line.value("env")) is not None:
         over["env"] = env
     if (methods := line.values("method")) is not None:
-        over["method"] = methods
+        over["method"] = method_names(methods)
     base = adapt(base, over)
     both = overlay(base, over)
-    model = flag_model(str(both.get("env", RunConfig.model_fields["env"].default)), _methods(both)[1:])
-    typed = interpret(line.without("preset", "dry_run", "json"), model, "train")
-    values = overlay(base, _typed_settings(typed, base, model, _methods(both)))
+    methods = _methods(both)
+    model = flag_model(str(both.get("env", RunConfig.model_fields["env"].default)), methods)
+    line = _without_prefix(line.without("preset", "dry_run", "json"), methods)
+    typed = interpret(line, model, "train")
+    values = overlay(base, _typed_settings(typed, base, model, methods) | over)
     if typed.get("budget") is not None and typed.get("steps") is None:
         values.pop("steps", None)  # of a preset or file: the budget ends the run in their place
     if typed.get("steps") is not None and base.get("planned_steps") == base.get("steps", -1):
@@ -112,10 +112,10 @@ def adapt(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     base = dict(base)
     if "env" in over and over["env"] != base.get("env"):
         base.pop("env_args", None)
-    if "method" in over and over["method"][:1] != _methods(base)[:1] and "slots" in base:
+    if "method" in over and _methods(over)[:1] != _methods(base)[:1] and "slots" in base:
         base["slots"] = _own_slots(base)
     if "method" in over and "method_args" in base:
-        base["method_args"] = {name: v for name, v in base["method_args"].items() if name in over["method"]}
+        base["method_args"] = {name: v for name, v in base["method_args"].items() if name in _methods(over)}
     return base
 
 
@@ -127,25 +127,54 @@ def _own_slots(base: dict[str, Any]) -> dict[str, Any]:
 
 
 def _methods(values: dict[str, Any]) -> list[str]:
-    methods: list[str] = values.get("method") or RunConfig().method
-    return methods
+    return method_names(values.get("method") or RunConfig().method)
 
 
 # ------------------------------------------------------------------------------------------- settings of env and methods
 
 
 def flag_model(env: str, methods: list[str]) -> type[RunConfig]:
-    """RunConfig whose `env_args` and `method_args` are models of what the environment and the methods take."""
+    """RunConfig, its `env_args` a model of what the environment takes, with a section for each further method that takes
+    settings."""
+    check_names(methods, ())
     settings = env_model(env)
     fields: dict[str, Any] = {}
     if settings.model_fields:
         fields["env_args"] = (settings, Field(default=None, description=f"Settings of {env}."))
-    if methods:
-        inner: dict[str, Any] = {short(m): (settings_model(m, {}, short(m)), Field(None)) for m in methods if ":" in m}
-        title = "Settings of the further methods, by class name."
-        if inner:
-            fields["method_args"] = (create_model("MethodArgs", **inner), Field(default=None, description=title))
+    for name, method in method_sections(methods).items():
+        taken = settings_model(path_of(method), {}, name)
+        fields[name] = (taken, Field(default=None, description=f"Settings of {method}."))
     return create_model("Flags", __base__=RunConfig, __doc__=RunConfig.__doc__, **fields)
+
+
+def method_sections(methods: Sequence[str]) -> dict[str, str]:
+    """Section of flags -> further method that it sets: a paper's name, or the class of one's own. A name that is another
+    one's already, or a field's, has no flags: a file sets it."""
+    found: dict[str, str] = {}
+    for method in methods[1:]:
+        name = method.rpartition(":")[2].replace("-", "_")
+        if (
+            name not in found
+            and name not in RunConfig.model_fields
+            and settings_model(path_of(method), {}, name).model_fields
+        ):
+            found[name] = method
+    return found
+
+
+def _without_prefix(line: Line, methods: list[str]) -> Line:
+    """`--method-args.NAME.SETTING`, as the file's key has it, is `--NAME.SETTING`. UserError for settings of a paper that
+    is not among the methods."""
+    given = []
+    for typed, words in line.given:
+        short = typed[len(PREFIX) :] if dotted(typed).startswith(dotted(PREFIX)) else typed
+        paper = dotted(short.partition(".")[0]).replace("_", "-")
+        if "." in short and paper in PAPERS and paper not in methods:
+            raise UserError(
+                f"--{typed} sets {paper}, which is not among the methods: --method {','.join([*methods, paper])}"
+            )
+        given.append((short, words))
+    return Line(line.positional, given)
 
 
 def env_model(env: str) -> type[BaseModel]:
@@ -160,31 +189,20 @@ def env_model(env: str) -> type[BaseModel]:
     return settings_model(entry.path, entry.settings, "EnvArgs")
 
 
-def short(method: str) -> str:
-    """The name under which flags set a method: its class."""
-    return method.rpartition(":")[2]
-
-
 def _typed_settings(
     typed: dict[str, Any], base: dict[str, Any], model: type[RunConfig], methods: list[str]
 ) -> dict[str, Any]:
-    """The keys of `typed` with the settings of environment and methods as numbers, the latter under their full names."""
+    """The keys of `typed` with the settings of environment and methods as numbers, the latter in `method_args`."""
     typed = dict(typed)
     if "env_args" in typed:
         settings = section(model, "env_args")
         typed["env_args"] = _convert(settings, typed["env_args"], base.get("env_args", {}), "env-args")
-    if "method_args" in typed:
-        full = {short(method): method for method in methods[1:]}
-        before = base.get("method_args", {})
-        typed["method_args"] = {
-            full[name]: _convert(
-                section(section(model, "method_args"), name),
-                values,
-                before.get(full[name], {}),
-                f"method-args.{name}",
-            )
-            for name, values in typed["method_args"].items()
-        }
+    before = base.get("method_args", {})
+    for name, method in method_sections(methods).items():
+        if name in typed:
+            flag, own = name.replace("_", "-"), before.get(method, {})
+            found = _convert(section(model, name), typed.pop(name), own, flag)
+            typed.setdefault("method_args", {})[method] = found
     return typed
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -84,7 +84,7 @@ def _class(tree: ast.Module, name: str) -> ast.ClassDef | None:
 
 
 def _of_node(init: ast.FunctionDef, docstring: str) -> list[Parameter]:
-    docstring = f"{docstring}\n{ast.get_docstring(init) or ''}"
+    docstring = f"{docstring}\n\n{ast.get_docstring(init) or ''}"
     arguments = init.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
@@ -99,9 +99,11 @@ def _of_node(init: ast.FunctionDef, docstring: str) -> list[Parameter]:
 
 
 def _help(name: str, docstring: str) -> str:
-    """What a docstring says of a setting, in either of two usual forms: "name: text" or "name   text"."""
-    match = re.search(rf"(?:^|\. )[ ]*`*{re.escape(name)}`*(?::|  ) *(.+)$", docstring, re.MULTILINE)
-    return re.split(r"\. [a-z_]+:", match[1])[0].strip() if match else ""
+    """What a docstring says of a setting, in either of two usual forms: "name: text" or "name   text". Lines below
+    that are further in go on with it."""
+    start = rf"(?:^|\. )([ ]*)`*{re.escape(name)}`*(?::|  ) *"
+    match = re.search(start + r"(.+(?:\n\1[ ]+\S.*)*)$", docstring, re.MULTILINE)
+    return re.split(r"\. [a-z_]+:", " ".join(match[2].split()))[0].strip() if match else ""
 
 
 def _of_class(path: str, module: str, name: str) -> list[Parameter]:
@@ -133,13 +135,32 @@ def _type(annotation: ast.expr | None, default: Any) -> Any:
         return None
     if annotation is None:
         return str if default is REQUIRED else _known(type(default))
-    text = annotation.value if isinstance(annotation, ast.Constant) else ast.unparse(annotation)
-    names = [part.strip() for part in str(text).split("|")]
-    plain = [PLAIN[name] for name in names if name in PLAIN]
+    node = annotation
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        node = ast.parse(annotation.value, mode="eval").body
+    plain = [found for part in _parts(node) if (found := _plain(part)) is not None]
     return _known(reduce(or_, plain)) if plain else None
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    """Of a union."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return [*_parts(node.left), *_parts(node.right)]
+    return [node]
+
+
+def _plain(node: ast.expr) -> Any:
+    """The type that an annotation names, or a Literal of words; None for anything else."""
+    name = ast.unparse(node)
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value).rpartition(".")[2] == "Literal":
+        words = _literal(node.slice)
+        return Literal[words if isinstance(words, tuple) else (words,)]
+    return PLAIN.get(name)
 
 
 def _known(found: Any) -> Any:
     """None where nothing but None is left."""
-    plain = (get_args(found) or (found,)) if found is not None else ()
-    return found if any(t in PLAIN.values() and t is not NoneType for t in plain) else None
+    parts = (get_args(found) if isinstance(found, UnionType) else (found,)) if found is not None else ()
+    return (
+        found if any(p is not NoneType and (p in PLAIN.values() or get_origin(p) is Literal) for p in parts) else None
+    )

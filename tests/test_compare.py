@@ -20,8 +20,9 @@ from assay.cli.compare import Compare, plan_of
 from assay.cli.flags import split
 from assay.cli.main import main
 from assay.compare import OTHER_SEEDS, Plan, compare, create, environment_version, load, seed_jobs, start_jobs
+from assay.config import resolve
 from assay.protocols import UserError
-from assay.seeds import Job, value
+from assay.seeds import Job, key, value
 
 COMMON = "--env babyai/GoToRedBallNoDists --model tiny-300k --steps 3 --tasks-per-step 2 --rollouts-per-task 4"
 PANEL = "--evaluation.tasks 4 --evaluation.no-ood --max-turn-tokens 4"
@@ -178,6 +179,25 @@ def test_figures_of_a_row() -> None:
     figures |= {"entropy": 1.7 / 3, "seconds": 3.0, "env_steps": 30.0, "tokens": 60.0}
     assert {name: value(found, name) for name in figures} == pytest.approx(figures)
     assert value(found, "ood greedy") != value(found, "ood greedy")  # not known
+
+
+def test_the_first_step_whose_mean_of_five_reaches_a_level() -> None:
+    curve = [0.9, 0.1, 0.2, 0.3, 0.5, 0.6, 0.9, 0.1]  # means from step 5: .4, .34, .5, .48
+    found: dict[str, Any] = {"curves": {"success": curve}, "end": {}, "timings": {}}
+    expected = {"0.4": 5.0, "0.45": 7.0, "0.5": 7.0, "0.51": 9.0}  # nowhere: one more than all
+    assert {level: value(found, f"success steps to {level}") for level in expected} == expected
+    with pytest.raises(UserError, match="NAME steps to X"):
+        value(found, "success steps to high")
+
+
+def test_a_setting_that_nobody_set_is_not_in_a_row_key() -> None:
+    """So that a version with one more setting finds the rows of the versions before it."""
+    usual = key(resolve({"model": "tiny-300k"}, "test"), "v")
+    assert usual == key(
+        resolve({"model": "tiny-300k", "rounds": 3, "out": "x", "runtime": {"workers": 2}}, "test"), "v"
+    )
+    for other in ({"rounds": 4}, {"slots": {"clip_high": 0.3}}, {"runtime": {"dtype": "bfloat16"}}, {"seed": 1}):
+        assert key(resolve({"model": "tiny-300k", **other}, "test"), "v") != usual
 
 
 def _numbers(folder: Path) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -42,6 +43,7 @@ CURVES = (  # columns of metrics.jsonl that a row keeps, one number a step
     "clip_high_per_trained_token",
     "grad_norm",
 )
+SMOOTH = 5  # steps that "NAME steps to X" averages over
 FREE = ("out", "planned_steps", "evaluation.before")  # do not decide a finished seed's numbers
 ROUNDING = ("runtime.concurrency", "runtime.delay_ticks", "runtime.dtype")  # the part of runtime that moves a rounding
 EVALUATIONS = ("iid sampled", "iid greedy", "ood sampled", "ood greedy")
@@ -165,7 +167,8 @@ def value(row: Mapping[str, Any], metric: str) -> float:
     """A figure of a finished seed; NaN where it is not known.
 
     "iid sampled", "iid greedy", "ood sampled", "ood greedy": held-out success at the end. "NAME first third", "NAME last
-    third": mean of a training curve over that part of the steps. "NAME": mean over all steps. "seconds", "env_steps",
+    third": mean of a training curve over that part of the steps. "NAME": mean over all steps. "NAME steps to X": first
+    step at which the mean of the last five reaches X, all steps and one where none does. "seconds", "env_steps",
     "tokens": spent.
     """
     if metric in EVALUATIONS:
@@ -178,13 +181,22 @@ def value(row: Mapping[str, Any], metric: str) -> float:
         return _number((row["curves"].get(f"total_{metric}") or [None])[-1])
     name, _, part = metric.partition(" ")
     values = [_number(v) for v in row["curves"].get(name, [])]
+    if name in CURVES and (match := re.fullmatch(r"steps to (-?[0-9.]+)", part)):
+        return _first_reach(values, float(match[1])) if values else float("nan")
     third = max(1, len(values) // 3)
     chosen = {"first third": values[:third], "last third": values[-third:], "": values}.get(part)
     if name not in CURVES or chosen is None:
-        known = [*EVALUATIONS, *CURVES, "NAME first third", "NAME last third", "seconds", "env_steps", "tokens"]
+        known = [*EVALUATIONS, *CURVES, "NAME first third", "NAME last third", "NAME steps to X"]
+        known += ["seconds", "env_steps", "tokens"]
         raise UserError(f"metric {metric!r} does not exist: there are {', '.join(known)}")
     known_ones = [v for v in chosen if v == v]
     return float(np.mean(known_ones)) if known_ones else float("nan")
+
+
+def _first_reach(values: list[float], level: float) -> float:
+    """Step, from 1, whose mean with up to four steps before it is at least `level`; one more than all where none is."""
+    reached = (i + 1 for i in range(SMOOTH - 1, len(values)) if np.mean(values[i + 1 - SMOOTH : i + 1]) >= level)
+    return float(next(reached, len(values) + 1))
 
 
 def _number(value: Any) -> float:

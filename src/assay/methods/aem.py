@@ -141,11 +141,13 @@ class Responses:
 
     def following(self) -> Ints:
         """[n] index of the response that comes next in the same trace, -1 for none."""
-        keys = [row.trace.key for row in self.rows]
-        numbers = {key: i for i, key in enumerate(keys)}
-        trace = np.array([numbers[key] for key in keys])[self.row]
-        last = np.append(np.diff(trace) != 0, True)
-        return np.where(last, -1, np.arange(len(trace)) + 1)
+        numbers = {row.trace.key: i for i, row in enumerate(self.rows)}
+        trace = np.array([numbers[row.trace.key] for row in self.rows])[self.row]
+        order = np.lexsort((self.turn, trace))
+        same = np.append(np.diff(trace[order]) == 0, False)
+        after = np.full(len(order), -1)
+        after[order] = np.where(same, np.roll(order, -1), -1)
+        return after
 
     def write(self, name: str, values: Array) -> None:
         """[N] into that column of the rows, as float32."""

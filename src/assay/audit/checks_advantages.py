@@ -8,7 +8,8 @@ from assay.advantages import TIE, whiten
 from assay.audit.credit import GROUP, WHITENED, Credit, by_sample, close, credit, estimator_of, without_baseline
 from assay.audit.sheet import Bools, Found, Indices, Sheet, share
 
-NOT_GROUPED = (*WHITENED.values(), "gae", "ppo")  # where the group mean says nothing about zero or sign
+BY_STEP = ("gae", "ppo", "turn-gae", "ppo-turn", "gigpo", "hgpo")  # where samples of one episode differ
+NOT_GROUPED = (*WHITENED.values(), *BY_STEP)  # where the group mean says nothing about zero or sign
 
 
 def _grouped(s: Sheet) -> bool:
@@ -21,7 +22,7 @@ def _zero_samples(s: Sheet, c: Credit) -> Bools:
     wrong = np.zeros(s.n, np.bool_)
     if _grouped(s):
         wrong |= c.zero & (np.abs(c.centred[episode]) > TIE)
-    if estimator_of(s) not in ("gae", "ppo"):
+    if estimator_of(s) not in BY_STEP:
         credited = np.bincount(episode[~c.zero & ~np.isnan(c.low)], minlength=len(s.episodes)) > 0
         wrong |= c.zero & credited[episode]
     return wrong & ~s.evaluation

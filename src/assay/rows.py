@@ -94,6 +94,7 @@ class Stream:
     constants: dict[str, float | NDArray[np.float32]] = field(default_factory=dict)  # scalar, or one per row
     weight: float = 1.0
     token_weight: str = ""  # column of token weights; "" means 1
+    metrics: dict[str, float] = field(default_factory=dict)  # what its method says of it, beside the learner's
 
 
 def build_rows(

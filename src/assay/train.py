@@ -148,7 +148,8 @@ class Trainer:
         streams: list[Stream] = []
         for method in self.methods:
             streams = method.streams(rows, streams, progress)
-        return self.learner.update(streams, progress)
+        metrics = self.learner.update(streams, progress)
+        return metrics | {name: value for stream in streams for name, value in stream.metrics.items()}
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(tensors, JSON state): everything that the next step depends on."""

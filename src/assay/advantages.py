@@ -70,6 +70,27 @@ def rloo(rewards: ArrayLike) -> Array:
     return dr_grpo(rewards) * (size / (size - 1) if size > 1 else 1.0)
 
 
+def opo(rewards: ArrayLike, lengths: ArrayLike) -> Array:
+    """Centred by the baseline of least variance, `R_i - sum_j l_j R_j / sum_j l_j`: long episodes count more in it.
+
+    Source: Hao et al., On-policy RL with optimal reward baseline, arXiv 2505.23585.
+
+    Args:
+      rewards: [G] of one group; NaN is left out.
+      lengths: [G] sampled tokens of each episode.
+
+    Returns:
+      Advantages [G]; their sum weighted by length is 0.
+    """
+    values, length = _vector(rewards, "rewards"), _vector(lengths, "lengths")
+    if values.shape != length.shape:
+        raise ValueError(f"rewards and lengths must have one entry per episode, not {len(values)} and {len(length)}")
+    known = ~np.isnan(values)
+    if all_equal(values) or not length[known].any():
+        return dr_grpo(values)
+    return values - np.average(values[known], weights=length[known])
+
+
 def returns(rewards: ArrayLike, gamma: float = 1.0, bootstrap: float = 0.0, turns: ArrayLike | None = None) -> Array:
     """Reward to go, `G_t = r_t + gamma G_{t+1}`, over sampled tokens or over turns.
 

@@ -35,19 +35,48 @@ class Slots(Section):
     """What a baseline is made of: five slots. A preset (grpo, dr-grpo, ...) fills them; each can be set by hand."""
 
     advantage: Literal[
-        "grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline", "gae", "turn-gae", "gigpo", "hgpo"
+        "grpo",
+        "dr-grpo",
+        "rloo",
+        "reinforce++",
+        "reinforce++-baseline",
+        "gae",
+        "turn-gae",
+        "gigpo",
+        "hgpo",
+        "opo",
+        "gpg",
     ] = "grpo"
     """Estimator, unless a further method sets it: group mean and std, group mean, leave-one-out, whitened token returns,
-    the same with a group baseline, GAE with a critic over tokens or over turns, or steps compared with others that began
-    with the same observation (gigpo) or history (hgpo)."""
-    keep: Literal["all", "mixed"] = "all"
-    """Which groups to train on: all, or those with both successes and failures (dynamic sampling; refills)."""
-    gate: Literal["ppo", "none", "cispo", "gspo", "sequence", "sapo"] = "ppo"
-    """How the probability ratio is bounded."""
+    the same with a group baseline, GAE with a critic over tokens or over turns, steps compared with others that began
+    with the same observation (gigpo) or history (hgpo), group mean weighted by length (opo), or group mean scaled up by
+    the share of dead groups (gpg)."""
+    keep: Literal["all", "mixed", "top-std"] = "all"
+    """Which groups to train on: all, those with both successes and failures (dynamic sampling; refills), or the
+    keep_share of each environment's groups whose rewards differ most."""
+    keep_share: float = Field(0.25, gt=0, le=1)
+    """Share of the groups that keep = "top-std" trains on (StarPO-S: 0.25)."""
+    gate: Literal["ppo", "none", "cispo", "gspo", "sequence", "sapo", "dppo", "clip-cov", "kl-cov"] = "ppo"
+    """How the probability ratio is bounded (dppo: the probability itself), or which tokens a covariance holds back."""
     clip_low: float = Field(0.2, gt=0)
     """Lower bound: ratios below 1 - clip_low get no gradient where the advantage is negative."""
     clip_high: float = Field(0.2, gt=0)
     """Upper bound: ratios above 1 + clip_high get no gradient where the advantage is positive (cispo: the weight cap)."""
+    gate_penalty: float = Field(0.0, ge=0)
+    """kl-cov: weight of the chosen tokens' |log ratio| (paper: 1); dppo: of every token's squared one (prime-rl: 0.001)."""
+    cov_share: float = Field(2e-4, gt=0, le=1)
+    """clip-cov, kl-cov: share of an optimiser step's tokens that are chosen, at least one. A fraction, not per cent."""
+    cov_low: float = 1.0
+    """clip-cov: covariances up to this are never chosen (paper: 1, made for advantages of spread 1)."""
+    cov_high: float = 5.0
+    """clip-cov: covariances from this on are never chosen (paper: 5)."""
+    correction: Literal["none", "tis", "tis-sequence", "icepop"] = "none"
+    """Weight of each token for samples that the learner's policy would not have drawn alike: its probability ratio to
+    the sampler cut off at correction_cap, that of its whole episode, or 0 outside [correction_low, correction_cap]."""
+    correction_cap: float = Field(2.0, gt=0)
+    """Largest weight of the correction (icepop: above it, 0)."""
+    correction_low: float = Field(0.5, ge=0)
+    """icepop: below this ratio a token counts 0."""
     dual_clip: float | None = Field(None, gt=1)
     """Cap on the ratio of tokens with negative advantage; absent: none."""
     denominator: Literal["token", "sequence", "turn", "episode", "group", "constant"] = "episode"
@@ -75,6 +104,11 @@ class Slots(Section):
     """hgpo: how much more a longer shared history counts (paper: 1); 0: all alike."""
     invalid_penalty: float = Field(0.0, ge=0)
     """Subtracted from the reward of every turn whose action was invalid, in reward units (GiGPO's scripts: 0.1)."""
+    overlong_cache: int = Field(0, ge=0)
+    """Sampled tokens before max_episode_tokens over which a penalty on an episode's score grows to overlong_factor
+    (DAPO: a fifth of the limit); 0: none."""
+    overlong_factor: float = Field(1.0, gt=0)
+    """Largest penalty on the score of an overlong episode, in reward units."""
 
 
 class WarmStart(Section):

@@ -53,7 +53,7 @@ def policy_loss(
     Returns:
       loss [N], and detached metrics [N], to be averaged over tokens with any weights: `ratio`, `approx_kl` (nats, k3
       from old to new policy), `clip_low`, `clip_high`, `clip_dual` (1 where that bound took the token's gradient or,
-      for "cispo", capped its weight).
+      for "cispo", capped its weight), `chosen` (1 where a covariance picked the token).
 
     Raises:
       ValueError: unknown gate, shapes that differ, no `sequence` where the gate needs one.
@@ -125,6 +125,64 @@ def sapo(logprob: Tensor, ratio: Tensor, advantage: Tensor, tau: float = 1.0, ta
     return -advantage * torch.sigmoid(sharpness * (ratio - 1.0)) * 4.0 / sharpness, {}
 
 
+def dppo(
+    logprob: Tensor,
+    ratio: Tensor,
+    advantage: Tensor,
+    sampler_logprob: Tensor | None = None,
+    low: Bound = 0.2,
+    high: Bound = 0.2,
+    penalty: float = 0.0,
+) -> Loss:
+    """`-A rho`, and 0 for a token whose probability has moved too far in the direction in which A pushes it:
+    `pi - pi_sampler > high` where A > 0, `pi - pi_sampler < -low` where A < 0.
+
+    Source: DPPO with binary total variation, arXiv 2602.04879; there rho too refers to the sampler. prime-rl adds
+    `penalty (log pi - log pi_sampler)^2` on every token, with 1e-3.
+
+    Args:
+      sampler_logprob: [N] as the sampler recorded them; NaN where a token was not sampled as it stands: its old one
+        stands in. None: so for all.
+    """
+    old = logprob.detach() - ratio.detach().log()
+    sampled = old if sampler_logprob is None else torch.where(sampler_logprob.isnan(), old, sampler_logprob).detach()
+    moved = logprob.detach().exp() - sampled.exp()
+    clips = {"clip_low": (advantage < 0) & (moved < -low), "clip_high": (advantage > 0) & (moved > high)}
+    loss = torch.where(clips["clip_low"] | clips["clip_high"], 0.0, -advantage * ratio)
+    if penalty:
+        loss = loss + penalty * (logprob - sampled).square()
+    return loss, {name: hit.to(ratio.dtype) for name, hit in clips.items()}
+
+
+def clip_cov(
+    logprob: Tensor,
+    ratio: Tensor,
+    advantage: Tensor,
+    chosen: Tensor | None = None,
+    low: Bound = 1.0,
+    high: Bound = 1.0,
+) -> Loss:
+    """`clipped`, and 0 for the chosen tokens [N] (not 0: chosen). Source: Clip-Cov, arXiv 2505.22617."""
+    loss, clips = clipped(logprob, ratio, advantage, low, high)
+    if chosen is None:
+        return loss, clips
+    return torch.where(chosen != 0, 0.0, loss), clips | {"chosen": (chosen != 0).to(ratio.dtype)}
+
+
+def kl_cov(
+    logprob: Tensor, ratio: Tensor, advantage: Tensor, chosen: Tensor | None = None, penalty: float = 1.0
+) -> Loss:
+    """`-A rho`, plus `penalty |log rho|` for the chosen tokens [N] (not 0: chosen).
+
+    Source: KL-Cov, arXiv 2505.22617. At rho = 1 the penalty's gradient is 0: it acts from a batch's second update on.
+    """
+    loss = -advantage * ratio
+    if chosen is None:
+        return loss, {}
+    held = (chosen != 0).to(ratio.dtype)
+    return loss + penalty * held * ratio.log().abs(), {"chosen": held}
+
+
 GATES: dict[str, Callable[..., Loss]] = {
     "ppo": clipped,
     "none": plain,
@@ -132,7 +190,11 @@ GATES: dict[str, Callable[..., Loss]] = {
     "sapo": sapo,
     "gspo": clipped,  # on the geometric mean of a sequence's ratios; bounds about 1000 times smaller than PPO's
     "sequence": clipped,  # on their product: the original RLOO; for one update per batch, else it over- or underflows
+    "dppo": dppo,
+    "clip-cov": clip_cov,
+    "kl-cov": kl_cov,
 }
+GATE_COLUMNS = {"dppo": ("sampler_logprob",), "clip-cov": ("chosen",), "kl-cov": ("chosen",)}  # row columns, [N] each
 SEQUENCE_GATES = ("gspo", "sequence")
 
 

@@ -24,8 +24,14 @@ ADVANTAGES = {
     "turn-gae": "GAE over turns with a critic",
     "gigpo": "group advantage plus that of steps with the same observation",
     "hgpo": "advantage of steps with the same history",
+    "opo": "reward minus group mean weighted by length",
+    "gpg": "reward minus group mean, scaled up by the share of dead groups",
 }
-KEEPS = {"all": "all groups", "mixed": "groups with successes and failures only"}
+KEEPS = {
+    "all": "all groups",
+    "mixed": "groups with successes and failures only",
+    "top-std": "the {share:.0%} of the groups whose rewards differ most",
+}
 GATES = {
     "ppo": "ratio clipped to [{low:g}, {high:g}]",
     "none": "ratio not bounded",
@@ -33,6 +39,9 @@ GATES = {
     "gspo": "one ratio per episode, clipped to [{low:g}, {high:g}]",
     "sequence": "one ratio per sequence, clipped to [{low:g}, {high:g}]",
     "sapo": "ratio behind a soft gate",
+    "dppo": "tokens dropped whose probability moves by more than {clip_low:g} down or {cap:g} up",
+    "clip-cov": "ratio clipped to [{low:g}, {high:g}], a share of {share:g} of the tokens dropped by covariance",
+    "kl-cov": "ratio not bounded, a share of {share:g} of the tokens under a KL of {penalty:g}",
 }
 DENOMINATORS = {
     "token": "mean over tokens",
@@ -109,13 +118,19 @@ def _numbers(path: Path) -> int:
 
 def slots_in_words(slots: Slots) -> str:
     """Advantage, filter, gate, aggregation, KL."""
-    gate = GATES[slots.gate].format(low=1 - slots.clip_low, high=1 + slots.clip_high, cap=slots.clip_high)
+    gate = GATES[slots.gate].format(
+        low=1 - slots.clip_low, high=1 + slots.clip_high, clip_low=slots.clip_low, cap=slots.clip_high,
+        share=slots.cov_share, penalty=slots.gate_penalty,
+    )  # fmt: skip
     if slots.dual_clip:
         gate += f", at most {slots.dual_clip:g} where the advantage is negative"
+    if slots.correction != "none":
+        gate += f", each token weighed by the ratio to its sampler ({slots.correction}, at most {slots.correction_cap:g})"
     kl = "no KL to the reference"
     if slots.kl != "none" and slots.kl_coefficient > 0:
         kl = f"KL to the reference in the {slots.kl} ({slots.kl_coefficient:g})"
-    return "; ".join([ADVANTAGES[slots.advantage], KEEPS[slots.keep], gate, DENOMINATORS[slots.denominator], kl])
+    keep = KEEPS[slots.keep].format(share=slots.keep_share)
+    return "; ".join([ADVANTAGES[slots.advantage], keep, gate, DENOMINATORS[slots.denominator], kl])
 
 
 def duration(seconds: float) -> str:

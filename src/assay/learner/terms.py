@@ -3,7 +3,9 @@
 Loss names of a stream, and the columns and constants that they read:
 
     policy, policy:GATE   "advantage", "old_logprob" (absent: the new one, ratio 1), "ref_logprob" where `kl` > 0;
-                          constants of the gate (see losses.py), `kl` (coefficient), `kl_kind`
+                          constants of the gate and further columns (losses.GATE_COLUMNS), `kl` (coefficient),
+                          `kl_kind`; "correction" if there is one: a factor on the policy term of each token, which
+                          neither the denominator nor the KL sees
     nll                   nothing; at temperature 1
     kl                    "target" [N] (constant `kl_kind`), or [N, V], or [N, K] with "target_ids" [N, K]
     value                 "return"; "value" and constant `clip`, where values are clipped
@@ -78,7 +80,7 @@ def prepare(streams: Sequence[Stream], skip_zero_advantage: bool) -> list[Term]:
         except (ValueError, KeyError) as error:
             raise UserError(f"stream {stream.name!r}: {error}") from error
         term = Term(stream, loss, gate or "ppo", [], {}, {})
-        idle = skip_zero_advantage and loss == "policy" and not term.coefficient
+        idle = skip_zero_advantage and loss == "policy" and not term.coefficient and not stream.constants.get("penalty")
         for index, (row, weight) in enumerate(zip(stream.rows, weights, strict=True)):
             if not weight.any():
                 continue
@@ -101,6 +103,8 @@ def _check(stream: Stream, loss: str, gate: str) -> None:
         )
     required = {"policy": ["advantage"], "kl": ["target"], "value": ["return"]}.get(loss, [])
     required += ["ref_logprob"] if loss == "policy" and stream.constants.get("kl") else []
+    required += losses.GATE_COLUMNS.get(gate, ()) if loss == "policy" else ()
+    required += ["correction"] if loss == "policy" and any("correction" in row.columns for row in stream.rows) else []
     for column in required:
         lacking = [row for row in stream.rows if column not in row.columns]
         if lacking:
@@ -138,6 +142,7 @@ def _policy(term: Term, computed: Computed) -> Tensor:
     lengths = [len(row.at) for row in rows]
     codes = [names.setdefault(f"{row.trace.key}/{row.view}", len(names)) for row in rows]
     constants = {name: _expand(term, rows, name, logprobs.device) for name in term.stream.constants if name not in OURS}
+    constants |= {name: _column(rows, name, logprobs.device) for name in losses.GATE_COLUMNS.get(term.gate, ())}
     try:
         loss, metrics = losses.policy_loss(
             term.gate,
@@ -153,6 +158,8 @@ def _policy(term: Term, computed: Computed) -> Tensor:
         ) from None
     for name, values in metrics.items():
         _count(term, name, values.sum())
+    if "correction" in rows[0].columns:
+        loss = loss * _column(rows, "correction", logprobs.device)
     if term.coefficient:
         kind = str(term.stream.constants.get("kl_kind", "k3"))
         reference = _column(rows, "ref_logprob", logprobs.device)
@@ -227,7 +234,7 @@ def metrics_of(terms: Sequence[Term]) -> dict[str, float]:
         metrics[f"loss_{term.stream.name}"] = term.totals.get("loss", 0.0)
     policy = [term for term in terms if term.loss == "policy"]
     tokens = sum(term.tokens for term in policy)
-    for name in ("ratio", "approx_kl", "clip_low", "clip_high", "clip_dual", "ref_kl", "entropy"):
+    for name in ("ratio", "approx_kl", "clip_low", "clip_high", "clip_dual", "chosen", "ref_kl", "entropy"):
         values = [term.totals[name] for term in policy if name in term.totals]
         if values:
             metrics[f"{name}_per_trained_token"] = sum(values) / tokens

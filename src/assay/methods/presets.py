@@ -81,6 +81,41 @@ PRESETS: dict[str, Preset] = {
         "Hierarchy-of-Groups Policy Optimization, ICLR 2026",
         {"advantage": "hgpo", "denominator": "token", "gamma": 0.95},
     ),
+    "starpo-s": Preset(
+        "PPO with a critic on the quarter of the groups whose rewards differ most",
+        "arXiv 2504.20073",
+        {"advantage": "gae", "denominator": "token", "clip_high": 0.28, "keep": "top-std"},
+        fidelity="reconstruction",  # without the entropy bonus of .001: no loss here has one
+    ),
+    "dppo": Preset(
+        "tokens whose probability has moved too far are dropped, mean over tokens",
+        "arXiv 2602.04879",
+        {"advantage": "grpo", "gate": "dppo", "denominator": "token"},
+        fidelity="reconstruction",  # the ratio refers to the learner's old policy, the bound to the sampler's
+    ),
+    "clip-cov": Preset(
+        "some tokens of high covariance between advantage and log-prob get no gradient",
+        "arXiv 2505.22617",
+        {"advantage": "grpo", "gate": "clip-cov", "clip_low": 1.0, "clip_high": 1.0, "denominator": "token"},
+        fidelity="reconstruction",  # covariance over the optimiser step, from the log-probs before its first update
+    ),
+    "kl-cov": Preset(
+        "the tokens of highest covariance between advantage and log-prob are held back by a KL",
+        "arXiv 2505.22617",
+        {"advantage": "grpo", "gate": "kl-cov", "cov_share": 2e-3, "gate_penalty": 1.0, "denominator": "token"},
+        fidelity="reconstruction",  # as clip-cov
+    ),
+    "opo": Preset(
+        "baseline weighted by length, no bound on the ratio, mean over tokens",
+        "arXiv 2505.23585",
+        {"advantage": "opo", "gate": "none", "denominator": "token"},
+    ),
+    "gpg": Preset(
+        "group mean only, no bound on the ratio, dead groups shrink no step",
+        "arXiv 2504.02546",
+        {"advantage": "gpg", "gate": "none", "denominator": "token"},
+        fidelity="reconstruction",  # from a description of it
+    ),
     "sapo": Preset(
         "a soft gate instead of a clip",
         "arXiv 2511.20347",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from assay import tiny
-from assay.config import RunConfig
-from assay.curriculum import Curriculum
+from assay.config import RunConfig, env_settings, environments, task_quotas
+from assay.curriculum import Curriculum, Mixture
 from assay.envs.registry import ENVIRONMENTS, make
 from assay.envs.workers import Pool
 from assay.learner.torch_learner import TorchLearner
@@ -33,15 +33,33 @@ LEARNING_RATE_AT_END = 0.1  # of the peak, for decaying schedules
 
 @dataclass(slots=True)
 class Bench:
-    """Everything that a run needs, built once. `close` ends the worker processes."""
+    """Everything that a run needs, built once. `close` ends the worker processes. Pools and renderers are by environment,
+    in the order named; `pool` and `renderer` are those of the first."""
 
     config: RunConfig
-    pool: Pool
+    pools: dict[str, Pool]
     tokenizer: Any
-    renderer: ChatRenderer
+    renderers: dict[str, ChatRenderer]
     network: Network
     sampler: TorchSampler
     layout: Layout
+
+    @property
+    def pool(self) -> Pool:
+        return next(iter(self.pools.values()))
+
+    @property
+    def renderer(self) -> ChatRenderer:
+        return next(iter(self.renderers.values()))
+
+    @property
+    def environments(self) -> list[str]:
+        return list(self.pools)
+
+    @property
+    def mixture(self) -> list[str]:
+        """The environments where there are several, else none: what facts and panels are split by."""
+        return self.environments if len(self.pools) > 1 else []
 
     def driver(
         self,
@@ -64,15 +82,16 @@ class Bench:
             delay=config.runtime.delay_ticks,
             wrappers=wrappers,
             progress=progress,
+            others=[(self.pools[name], self.renderers[name]) for name in self.environments[1:]],
         )
 
     @property
     def setting(self) -> Setting:
         """What methods are told of the run."""
         config = self.config
-        world = World(config.env, tuple(self.pool.spec["skills"]), self.renderer)
+        worlds = {n: World(n, tuple(p.spec["skills"]), self.renderers[n]) for n, p in self.pools.items()}
         return Setting(
-            {world.name: world},
+            worlds,
             self.layout,
             config.updates_per_batch * config.epochs,
             min(self.network.max_length, config.max_episode_tokens),
@@ -80,49 +99,59 @@ class Bench:
         )
 
     def close(self) -> None:
-        self.pool.close()
+        for pool in self.pools.values():
+            pool.close()
 
 
 def build(config: RunConfig) -> Bench:
-    """Starts the environment's workers and loads the model; UserError for what cannot be."""
+    """Starts the workers of every environment and loads the model; UserError for what cannot be."""
     torch.set_num_threads(config.runtime.threads)
     try:
         layout = Layout.parse(config.layout)
     except ValueError as error:
         raise UserError(str(error)) from error
-    pool = Pool(config.env, config.env_args, config.runtime.workers, config.runtime.step_timeout_s)
+    runtime, pools, renderers = config.runtime, dict[str, Pool](), dict[str, ChatRenderer]()
     try:
-        if "prepare" in pool.spec["powers"] and config.env in ENVIRONMENTS:
-            _prepare_tasks(config, pool)
+        for name in environments(config):
+            pools[name] = Pool(name, env_settings(config, name), runtime.workers, runtime.step_timeout_s)
+            if "prepare" in pools[name].spec["powers"] and name in ENVIRONMENTS:
+                _prepare_tasks(config, pools[name])
         network, tokenizer = load_policy(config)
-        renderer = ChatRenderer(tokenizer, _instructions(config, tokenizer, pool), thinking=config.thinking)
-        if layout.name == "window" and not renderer.windows:
-            raise UserError(f"layout {config.layout!r} needs a chat template with a system message: use layout append")
         length = min(network.max_length, config.max_episode_tokens)
-        _check_fit(config, pool, renderer, length)
-        sampler = TorchSampler(network, 2 * config.runtime.concurrency, length, renderer.decode)
+        for name, pool in pools.items():
+            instructions = _instructions(config, tokenizer, pool)
+            renderers[name] = ChatRenderer(tokenizer, instructions, thinking=config.thinking)
+            if layout.name == "window" and not renderers[name].windows:
+                raise UserError(
+                    f"layout {config.layout!r} needs a chat template with a system message: use layout append"
+                )
+            _check_fit(config, pool, renderers[name], length)
+        decode = next(iter(renderers.values())).decode
+        sampler = TorchSampler(network, 2 * runtime.concurrency, length, decode)
     except BaseException:
-        pool.close()
+        for pool in pools.values():
+            pool.close()
         raise
-    return Bench(config, pool, tokenizer, renderer, network, sampler, layout)
+    return Bench(config, pools, tokenizer, renderers, network, sampler, layout)
 
 
 def _prepare_tasks(config: RunConfig, pool: Pool) -> None:
     """Makes, with progress shown, the tasks that this run will play and that cost seconds each to make (TextWorld's games).
     What is made is kept; a run too short to see the whole training split makes its tasks as it meets them."""
-    episodes, panel = config.steps * config.tasks_per_step, config.evaluation.tasks
+    episodes, panel = config.steps * task_quotas(config)[pool.name], config.evaluation.tasks
     wanted = {"train": episodes, "iid": panel, "ood": panel if config.evaluation.ood else 0}
-    env: Any = make(config.env, **config.env_args)
+    settings = env_settings(config, pool.name)
+    env: Any = make(pool.name, **settings)
     for split, count in wanted.items():
         size = pool.spec["sizes"][split]
         if count and (split != "train" or count >= size):
-            env.prepare(split, min(count, size), os.cpu_count() or 1, **config.env_args)
+            env.prepare(split, min(count, size), os.cpu_count() or 1, **settings)
     env.close()
 
 
 def _check_fit(config: RunConfig, pool: Pool, renderer: ChatRenderer, length: int) -> None:
     """UserError when the first training task leaves no room for an answer: every episode would be cut at once."""
-    (task,) = build_curriculum(config, pool).tasks(1, 1)
+    (task,) = _curriculum(config, pool).tasks(1, 1)
     pool.submit(0, Reset("train", task))
     (start,) = pool.collect([0])
     if start.error:
@@ -131,7 +160,7 @@ def _check_fit(config: RunConfig, pool: Pool, renderer: ChatRenderer, length: in
     seen = len(renderer.observation(start.observation, first=True)[0])
     if prompt + seen >= length:
         raise UserError(
-            f"the prompt ({prompt} tokens) and first observation ({seen}) of {config.env} leave no room in a context of "
+            f"the prompt ({prompt} tokens) and first observation ({seen}) of {pool.name} leave no room in a context of "
             f"{length}: raise max_episode_tokens if the model allows it, or use --prompt brief or a longer-context model"
         )
 
@@ -205,8 +234,18 @@ def build_methods(config: RunConfig) -> list[Method]:
     return [host, *methods]
 
 
-def build_curriculum(config: RunConfig, pool: Pool) -> Curriculum:
-    return Curriculum(config.seed, pool.spec["sizes"]["train"], config.tasks_per_step, config.env)
+def build_curriculum(config: RunConfig, pools: Mapping[str, Pool]) -> Mixture:
+    return Mixture({name: _curriculum(config, pool) for name, pool in pools.items()})
+
+
+def _curriculum(config: RunConfig, pool: Pool) -> Curriculum:
+    quotas, size = task_quotas(config), pool.spec["sizes"]["train"]
+    if len(quotas) > 1 and size is not None and quotas[pool.name] > size:
+        raise UserError(
+            f"tasks_per_step gives {pool.name} {quotas[pool.name]} tasks a step, but its split has {size}: lower "
+            "tasks_per_step or its share (env_shares)"
+        )
+    return Curriculum(config.seed, size, quotas[pool.name], pool.name)
 
 
 def _instructions(config: RunConfig, tokenizer: Any, pool: Pool) -> str:

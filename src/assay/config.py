@@ -182,9 +182,11 @@ class RunConfig(Section):
     """Train a language-model agent with RL over many turns."""
 
     env: str = "babyai/GoToLocal"
-    """Environment: a name from `assay envs`, or your own as mypkg.module:Class."""
+    """Environment: a name from `assay envs`, or your own as mypkg.module:Class; several, with commas, are a mixture."""
     env_args: dict[str, Any] = {}
-    """Settings of the environment."""
+    """Settings of the environment; of a mixture, those of each by its name."""
+    env_shares: list[float] | None = None
+    """Share of tasks_per_step of each environment of a mixture, in the order named, in any unit; absent: equal."""
     method: list[str] = ["grpo"]
     """A preset from `assay methods` (absent: grpo), then further methods in the order they apply, with spaces or commas
     between them; your own as mypkg.module:Class."""
@@ -282,6 +284,7 @@ def resolve(values: dict[str, Any], where: str) -> RunConfig:
         check_names(methods, config.method_args)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
+    _check_mixture(config, where)
     values, name = values | {"method": methods}, methods[0]
     if config.budget is not None:
         parse_budget(config.budget, where)
@@ -297,6 +300,70 @@ def method_names(given: Sequence[str]) -> list[str]:
     return [DEFAULT_HOST, *names] if around else names
 
 
+def split_env(text: str) -> list[str]:
+    """The environments that `env` names, in order."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def environments(config: RunConfig) -> list[str]:
+    """Names of the run's environments as given: several are a mixture. UserError for none, or the same one twice."""
+    names = split_env(config.env)
+    if not names:
+        raise UserError("env is empty: 'assay envs' lists the environments")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UserError(
+            f"env {config.env!r} names {twice[0]!r} twice: name it once and give it a larger share (env_shares)"
+        )
+    return names
+
+
+def env_settings(config: RunConfig, name: str) -> dict[str, Any]:
+    """Settings of one of the run's environments."""
+    return config.env_args if len(environments(config)) == 1 else dict(config.env_args.get(name, {}))
+
+
+def with_env(config: RunConfig, name: str) -> RunConfig:
+    """The same run on one of its environments alone, for what plays or evaluates."""
+    return config.model_copy(update={"env": name, "env_args": env_settings(config, name), "env_shares": None})
+
+
+def task_quotas(config: RunConfig) -> dict[str, int]:
+    """Environment -> tasks a step: `tasks_per_step` in proportion to the shares by largest remainder (ties: the one named
+    first), at least one each, taken from the largest. UserError where that cannot be."""
+    names, tasks = environments(config), config.tasks_per_step
+    if tasks < len(names):
+        raise UserError(
+            f"tasks_per_step is {tasks}, and the mixture has {len(names)} environments: give at least one each"
+        )
+    shares = config.env_shares or [1.0] * len(names)
+    if len(shares) != len(names) or min(shares) <= 0:
+        raise UserError(f"env_shares {shares} does not fit: give one number above 0 for each of {', '.join(names)}")
+    exact = [tasks * share / sum(shares) for share in shares]
+    counts = [int(part) for part in exact]
+    for i in sorted(range(len(names)), key=lambda i: (counts[i] - exact[i], i))[: tasks - sum(counts)]:
+        counts[i] += 1
+    while 0 in counts:
+        counts[counts.index(max(counts))] -= 1
+        counts[counts.index(0)] += 1
+    return dict(zip(names, counts, strict=True))
+
+
+def _check_mixture(config: RunConfig, where: str) -> None:
+    try:
+        names = list(task_quotas(config))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    if len(names) == 1:
+        return
+    for key, item in config.env_args.items():
+        if key not in names or not isinstance(item, dict):
+            raise UserError(
+                f"{where}: env_args.{key}: the settings of a mixture go by environment, one of {', '.join(names)}: "
+                f"[env_args.{names[0]!r}]".replace("'", '"')
+            )
+
+
 def parse_budget(text: str, where: str) -> tuple[str, int]:
     """("env-steps", 200_000) of "env-steps:200k"; UserError says what it must look like."""
     unit, _, amount = text.partition(":")
@@ -310,8 +377,8 @@ def parse_budget(text: str, where: str) -> tuple[str, int]:
 
 
 def default_out(config: RunConfig) -> str:
-    """runs/ENV-METHOD-MODEL-sSEED."""
-    parts = [config.env, "+".join(config.method), Path(config.model).name, f"s{config.seed}"]
+    """runs/ENV-METHOD-MODEL-sSEED; environments and methods are joined by +."""
+    parts = ["+".join(environments(config)), "+".join(config.method), Path(config.model).name, f"s{config.seed}"]
     return "runs/" + "-".join(p.replace("/", "-").replace(":", "-") for p in parts)
 
 

@@ -1,12 +1,13 @@
 """Which tasks a step trains on: keyed, without replacement inside a step, every task once per epoch.
 
 A finite split is walked through one keyed permutation per epoch; an unbounded one draws keyed 31-bit ids. A task that a
-step has already had (at the seam of two epochs) waits for the next step. Left out: adaptive difficulty.
+step has already had (at the seam of two epochs) waits for the next step. A mixture has one such walk per environment,
+each the same as in a run on that environment alone. Left out: adaptive difficulty, adaptive mixtures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -70,3 +71,28 @@ class Curriculum:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.position, self.deferred = int(state["position"]), [int(task) for task in state["deferred"]]
         self._step = None
+
+
+class Mixture:
+    """The curricula of a run by environment; a run on one environment is the mixture of one."""
+
+    def __init__(self, curricula: Mapping[str, Curriculum]) -> None:
+        self.curricula = dict(curricula)
+
+    @property
+    def quotas(self) -> dict[str, int]:
+        """Tasks a step of each."""
+        return {name: one.tasks_per_step for name, one in self.curricula.items()}
+
+    def sources(self, step: int) -> dict[str, Callable[[int, int], list[int]]]:
+        """For Driver.collect_groups: (round, missing) -> ids of each."""
+        return {name: lambda round_, missing, one=one: one.tasks(step, missing) for name, one in self.curricula.items()}  # type: ignore[misc]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of one environment as it stands, of several by name."""
+        states = {name: one.state_dict() for name, one in self.curricula.items()}
+        return states if len(states) > 1 else next(iter(states.values()))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, one in self.curricula.items():
+            one.load_state_dict(state[name] if len(self.curricula) > 1 else state)

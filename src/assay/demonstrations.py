@@ -7,6 +7,7 @@ ordinary traces whose answers have provenance FORCED: code wrote them, no policy
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from assay.rows import Layout, Row, build_rows
 from assay.trace import Outcome, Provenance, TaskKey, Trace, Turn
 
 LONGEST = 1000  # turns of a demonstration
+SLOTS = 10_000  # a trace's key has four digits for its slot
 
 
 def demonstrate(
@@ -58,7 +60,7 @@ def demonstrate(
         )  # fmt: skip
     outcome = Outcome.SUCCESS if info.get("success") else Outcome.FAILURE if ended else Outcome.HORIZON
     return Trace(
-        key, step=-1, round=0, slot=rollout % 10_000, rollout=rollout // 10_000, prompt_ids=prompt_ids,
+        key, step=-1, round=0, slot=rollout % SLOTS, rollout=rollout // SLOTS, prompt_ids=prompt_ids,
         prompt_provenance=prompt_provenance, turns=tuple(turns), final_observation=observation, reward=reward,
         outcome=outcome, temperature=1.0,
     )  # fmt: skip
@@ -76,6 +78,11 @@ def demonstrations(
         task = int(generator(seed, "demonstrated task", index).integers(size or 2**31))
         yield demonstrate(env, renderer, name, task, noises[index % len(noises)], seed, index, imitate_noise)
         index += 1
+
+
+def numbered(trace: Trace, index: int) -> Trace:
+    """The trace as number `index` of a collection: its key names it there, whatever stream it came from."""
+    return replace(trace, slot=index % SLOTS, rollout=index // SLOTS)
 
 
 def imitation_rows(traces: Sequence[Trace], layout: Layout) -> list[Row]:

@@ -46,6 +46,7 @@ class Job:
     slot: int = 0  # which task of the round
     rollout: int = 0
     mode: str = ""
+    environment: str = ""  # which of a mixture; "": the first, or only one
 
     @property
     def key(self) -> str:

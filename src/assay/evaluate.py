@@ -2,11 +2,15 @@
 
 The panel of a split is its first N task ids, the same for every run, method and seed; its version is a hash of the task
 keys, content included, so that two figures can be told to be of the same panel. No method takes part.
+
+Each environment of a mixture has the panel and the draws that it has alone. The figure of the whole is the mean over the
+environments, each counting the same whatever its share of the training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +18,7 @@ from assay.build import Bench
 from assay.protocols import UserError
 from assay.rng import stable_hash
 from assay.rollout import Job, Progress
-from assay.stats import wilson
+from assay.stats import mean_of_rates, wilson
 from assay.trace import Outcome, Trace
 
 PANEL_SEED = 20_26  # of the draws; the run's own seed does not enter, so runs share their luck
@@ -33,14 +37,23 @@ def evaluate(
     progress: Callable[[Progress], None] | None = None,
     temperature: float = 1.0,
 ) -> tuple[dict[str, Any], list[Trace]]:
-    """One episode on each task of the panel: (summary, traces). `summary` is `summarise`'s."""
-    sizes = bench.pool.spec["sizes"]
-    if split not in sizes:
-        raise UserError(f"split {split!r} does not exist: the splits are {', '.join(sizes)}")
-    driver = bench.driver(0.0 if greedy else temperature, PANEL_SEED, progress=progress)
-    jobs = [Job(task, split, slot=slot) for slot, task in enumerate(panel(sizes[split], tasks))]
-    traces = driver.collect(jobs, bench.sampler.version)
-    return summarise(traces), traces
+    """One episode on each task of the panel: (summary, traces). `summary` is `summarise`'s; of a mixture it is `macro`'s,
+    with those of the environments in "environments"."""
+    found: dict[str, dict[str, Any]] = {}
+    kept: list[Trace] = []
+    for name, pool in bench.pools.items():
+        sizes = pool.spec["sizes"]
+        if split not in sizes:
+            raise UserError(f"split {split!r} does not exist: the splits are {', '.join(sizes)}")
+        driver = bench.driver(0.0 if greedy else temperature, PANEL_SEED, progress=progress)
+        ids = panel(sizes[split], tasks)
+        jobs = [Job(task, split, slot=slot, environment=name) for slot, task in enumerate(ids)]
+        traces = driver.collect(jobs, bench.sampler.version)
+        found[name] = summarise(traces)
+        kept += [replace(t, slot=t.slot + len(kept)) for t in traces]  # played, numbered through: keys stay unique
+    if not bench.mixture:
+        return found[bench.environments[0]], kept
+    return macro(found) | {"environments": found}, kept
 
 
 def summarise(traces: Sequence[Trace]) -> dict[str, Any]:
@@ -61,6 +74,24 @@ def summarise(traces: Sequence[Trace]) -> dict[str, Any]:
     }
 
 
+def macro(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean over environments of what `summarise` gave, with its interval over tasks (stats.mean_of_rates); None where
+    an environment has no attempt. `n`, outcomes: sums."""
+    found = list(summaries.values())
+    known = all(s["success"] is not None for s in found)
+    interval = mean_of_rates([(s["success"], s["low"], s["high"], s["n"]) for s in found]) if known else None
+    names = [o.value for o in Outcome if any(o.value in s["outcomes"] for s in found)]
+    return {
+        "success": interval.estimate if interval else None,
+        "low": interval.low if interval else None,
+        "high": interval.high if interval else None,
+        "n": sum(s["n"] for s in found),
+        "turns": sum(s["turns"] for s in found) / len(found),
+        "outcomes": {name: sum(s["outcomes"].get(name, 0) for s in found) for name in names},
+        "panel": stable_hash("\n".join(s["panel"] for s in found)),
+    }
+
+
 def evaluate_all(
     bench: Bench,
     tasks: int,
@@ -69,14 +100,25 @@ def evaluate_all(
     progress: Callable[[str, Progress], None] | None = None,
     temperature: float = 1.0,
 ) -> tuple[dict[str, Any], list[Trace]]:
-    """{"sampled", "greedy", "ood": {"sampled", "greedy"}} and the sampled traces on iid."""
-    result: dict[str, Any] = {"ood": {}} if ood else {}
+    """{"sampled", "greedy", "ood": {"sampled", "greedy"}} and the sampled traces on iid. Of a mixture: of the mean over its
+    environments, and under "environments" the same of each."""
+    result: dict[str, Any] = _empty(ood)
+    if bench.mixture:
+        result["environments"] = {name: _empty(ood) for name in bench.environments}
     kept: list[Trace] = []
     for split in ("iid", "ood") if ood else ("iid",):
         for mode in ("sampled", "greedy") if greedy else ("sampled",):
             report = partial(progress, f"{split}, {mode}") if progress else None
             summary, traces = evaluate(bench, split, tasks, mode == "greedy", report, temperature)
+            parts = summary.pop("environments", {})
             (result if split == "iid" else result["ood"])[mode] = summary
+            for name, own in parts.items():
+                place = result["environments"][name]
+                (place if split == "iid" else place["ood"])[mode] = own
             if split == "iid" and mode == "sampled":
                 kept = traces
     return result, kept
+
+
+def _empty(ood: bool) -> dict[str, Any]:
+    return {"ood": {}} if ood else {}

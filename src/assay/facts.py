@@ -1,4 +1,8 @@
-"""The facts of a training step: raw outcomes, entropies, and what the optimiser steps of one batch come to together."""
+"""The facts of a training step: raw outcomes, entropies, and what the optimiser steps of one batch come to together.
+
+A metric of one environment of a mixture is NAME[ENVIRONMENT]; one without brackets is over all episodes or tokens alike, so
+that an environment with more of them counts more.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +17,59 @@ from assay.stats import wilson
 from assay.trace import Group, Outcome, Trace
 
 
-def facts(collection: Collection) -> Metrics:
-    """Raw outcomes of a step. Means are over learnable episodes, entropies over sampled tokens."""
+def facts(collection: Collection, worlds: Sequence[str] = ()) -> Metrics:
+    """Raw outcomes of a step. Means are over learnable episodes, entropies over sampled tokens. `worlds`: environments of
+    a mixture, each of which has its own as well."""
     batch, counters = collection.batch, collection.counters
     everything: list[Trace] = [t for g in batch.groups + batch.dropped for t in g.traces]
-    attempts = [t for t in everything if t.learnable]
     metrics: Metrics = {name: float(value) for name, value in sorted(counters.items())}
-    if attempts:
-        interval = wilson(sum(t.success for t in attempts), len(attempts))
-        metrics |= {"success": interval.estimate, "success_low": interval.low, "success_high": interval.high}
-        metrics["reward"] = float(np.mean([t.reward for t in attempts]))
-        metrics["turns"] = float(np.mean([len(t.turns) for t in attempts]))
-        metrics["episode_tokens"] = float(np.mean([t.length for t in attempts]))
-        turns = [turn for t in attempts for turn in t.turns]
-        metrics["invalid_actions"] = float(np.mean([not turn.valid for turn in turns])) if turns else 0.0
+    metrics |= _attempts([t for t in everything if t.learnable])
     for outcome in Outcome:
         metrics[f"outcome_{outcome.value.replace(' ', '_')}"] = float(sum(t.outcome is outcome for t in everything))
-    return metrics
+    for world in worlds:
+        own = [t for t in everything if t.task.environment == world]
+        metrics[f"episodes[{world}]"] = float(len(own))
+        metrics |= {f"{name}[{world}]": value for name, value in _attempts([t for t in own if t.learnable]).items()}
+    return metrics | group_counts(batch, worlds)
 
 
-def entropy(rows: Sequence[Row], views: Sequence[Row], needs: frozenset[str]) -> Metrics:
+def _attempts(attempts: Sequence[Trace]) -> Metrics:
+    """Of learnable episodes; {} if there is none."""
+    if not attempts:
+        return {}
+    interval = wilson(sum(t.success for t in attempts), len(attempts))
+    turns = [turn for t in attempts for turn in t.turns]
+    return {
+        "success": interval.estimate,
+        "success_low": interval.low,
+        "success_high": interval.high,
+        "reward": float(np.mean([t.reward for t in attempts])),
+        "turns": float(np.mean([len(t.turns) for t in attempts])),
+        "episode_tokens": float(np.mean([t.length for t in attempts])),
+        "invalid_actions": float(np.mean([not turn.valid for turn in turns])) if turns else 0.0,
+    }
+
+
+def group_counts(batch: Batch, worlds: Sequence[str] = ()) -> Metrics:
+    """How many groups are trained on, and how many are not."""
+    counts = {"kept_groups": float(len(batch.groups)), "dropped_groups": float(len(batch.dropped))}
+    return counts | {f"kept_groups[{w}]": float(sum(g.task.environment == w for g in batch.groups)) for w in worlds}
+
+
+def entropy(rows: Sequence[Row], views: Sequence[Row], needs: frozenset[str], worlds: Sequence[str] = ()) -> Metrics:
     """Column "entropy" of all views, from the trace unless a score pass gave it; its mean over the rows' tokens."""
     if "entropy" not in needs:
         for row in views:
             row.columns["entropy"] = sampler_column(row, "entropies")
+    metrics = _entropy("entropy", rows)
+    for world in worlds:
+        metrics |= _entropy(f"entropy[{world}]", [row for row in rows if row.trace.task.environment == world])
+    return metrics
+
+
+def _entropy(name: str, rows: Sequence[Row]) -> Metrics:
     values = np.concatenate([row.columns["entropy"] for row in rows]) if rows else np.zeros(0)
-    return {"entropy": float(np.mean(values))} if len(values) and np.isfinite(values).all() else {}
+    return {name: float(np.mean(values))} if len(values) and np.isfinite(values).all() else {}
 
 
 def mean_of(updates: Sequence[Metrics]) -> Metrics:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,15 +66,25 @@ class _Run:
     key: str  # decides every order
     draw_key: tuple[Key, ...] = field(compare=False)
     start: Callable[[int], Generator[Request, Any, Any]] = field(compare=False)  # from its context
-    lane: int = field(default=-1, compare=False)  # slot of the pool
+    pool: Pool = field(compare=False)  # of its environment
+    lane: int = field(default=-1, compare=False)  # its slot there
     generator: Generator[Request, Any, Any] | None = field(default=None, compare=False)
     contexts: list[int] = field(default_factory=list, compare=False)
     generations: int = field(default=0, compare=False)
     tokens: int = field(default=0, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One environment of the collection."""
+
+    pool: Pool
+    renderer: Renderer
+    settings: Settings
+
+
 class Driver:
-    """Plays up to `concurrency` episodes at once on one sampler and one pool.
+    """Plays up to `concurrency` episodes at once on one sampler, of the environment of one pool or of several (`others`).
 
     `delay` d >= 1: an environment has d - 1 decode ticks to work in while other episodes generate. `wrappers` are
     functions episode -> episode, the first one innermost. `evidence`: ask each environment for it at the end, which costs
@@ -96,25 +106,25 @@ class Driver:
         wrappers: Sequence[Callable[[Episode], Episode]] = (),
         evidence: bool = False,
         progress: Callable[[Progress], None] | None = None,
+        others: Sequence[tuple[Pool, Renderer]] = (),
     ) -> None:
         if concurrency < 1 or delay < 1:
             raise ValueError(f"concurrency and delay are at least 1, not {concurrency} and {delay}")
-        self.sampler, self.pool, self.renderer = sampler, pool, renderer
+        self.sampler = sampler
         self.seed, self.concurrency, self.delay = seed, concurrency, delay
         self.wrappers, self.evidence, self.progress = tuple(wrappers), evidence, progress
-        stops = replace(
-            sampling,
-            stop_ids=sampling.stop_ids or renderer.stop_ids,
-            stop_strings=sampling.stop_strings or renderer.stop_strings,
-        )
-        self.settings = Settings(
-            pool.name,
-            pool.spec["version"],
-            stops,
-            layout or Layout(),
-            max_episode_tokens or sampler.max_length * 1000,
-            sampler.max_length,
-        )
+        self.first = pool.name
+        self.stages: dict[str, _Stage] = {}
+        for one, its in ((pool, renderer), *others):
+            stops = replace(
+                sampling,
+                stop_ids=sampling.stop_ids or its.stop_ids,
+                stop_strings=sampling.stop_strings or its.stop_strings,
+            )
+            tokens = max_episode_tokens or sampler.max_length * 1000
+            version, length = one.spec["version"], sampler.max_length
+            settings = Settings(one.name, version, stops, layout or Layout(), tokens, length)
+            self.stages[one.name] = _Stage(one, its, settings)
         self.counters: Metrics = {}  # of the last collection
         self.timings: Metrics = {}
         self._done = 0
@@ -125,6 +135,11 @@ class Driver:
         self._tick = 0
         self._finished: Callable[[_Run, Any], None] = lambda run, value: None
 
+    @property
+    def settings(self) -> Settings:
+        """Of the first environment."""
+        return self.stages[self.first].settings
+
     def collect(self, jobs: Iterable[Job], policy_version: int = 0) -> list[Trace]:
         """Play the jobs; their traces in key order."""
         self._begin(policy_version)
@@ -132,9 +147,9 @@ class Driver:
 
     def collect_groups(
         self,
-        tasks: Callable[[int, int], Sequence[int]],
+        tasks: Callable[[int, int], Sequence[int]] | Mapping[str, Callable[[int, int], Sequence[int]]],
         *,
-        tasks_per_step: int,
+        tasks_per_step: int | Mapping[str, int],
         rollouts_per_task: int,
         step: int = -1,
         split: str = "train",
@@ -149,35 +164,40 @@ class Driver:
 
         `tasks(round, missing)` names the task ids of a round, `missing` or more. Rollout r of a task uses mode r modulo
         the number of modes. A group is revised once complete, then judged by all of `keep`; one in which nothing can be
-        learnt from is dropped, and so are kept ones beyond `tasks_per_step`, in key order.
+        learnt from is dropped, and so are kept ones beyond `tasks_per_step`, in key order. For a mixture both are given
+        by environment: each has its own quota, which only its own groups fill; rounds are common.
         """
         if not 1 <= max_rounds <= 100:
             raise ValueError(f"max_rounds is 1 to 100 (a trace's key has two digits for it), not {max_rounds}")
         self._begin(policy_version)
-        kept: list[Group] = []
+        sources = tasks if isinstance(tasks, Mapping) else {self.first: tasks}
+        quotas = tasks_per_step if isinstance(tasks_per_step, Mapping) else {self.first: tasks_per_step}
+        found: dict[str, list[Group]] = {name: [] for name in quotas}
         dropped: list[Group] = []
         rounds = 0
-        while rounds < max_rounds and len(kept) < tasks_per_step and self.counters["generated_tokens"] < max_tokens:
-            ids = tasks(rounds, tasks_per_step - len(kept))
+        while rounds < max_rounds and self.counters["generated_tokens"] < max_tokens:
+            missing = {name: quota - len(found[name]) for name, quota in quotas.items()}
+            ids = [(name, task) for name, n in missing.items() if n > 0 for task in sources[name](rounds, n)]
             if not ids:
                 break
             jobs = [
-                Job(task, split, step, rounds, slot, rollout, modes[rollout % len(modes)])
-                for slot, task in enumerate(ids)
+                Job(task, split, step, rounds, slot, rollout, modes[rollout % len(modes)], name)
+                for slot, (name, task) in enumerate(ids)
                 for rollout in range(rollouts_per_task)
             ]
             for group in self._groups(jobs, rollouts_per_task, revise):
                 good = bool(group.learnable) and all(judge(group) for judge in keep)
-                (kept if good else dropped).append(group)
+                (found[group.task.environment] if good else dropped).append(group)
             rounds += 1
-        surplus = kept[tasks_per_step:]
+        kept = _in_order(group for name, own in found.items() for group in own[: quotas[name]])
+        surplus = [group for name, own in found.items() for group in own[quotas[name] :]]
         self.counters |= {
             "rounds": rounds,
-            "kept_groups": len(kept) - len(surplus),
+            "kept_groups": len(kept),
             "dropped_groups": len(dropped) + len(surplus),
             "surplus_groups": len(surplus),
         }
-        batch = Batch(kept[:tasks_per_step], sorted(dropped + surplus, key=lambda group: group.key))
+        batch = Batch(kept, _in_order(dropped + surplus))
         return Collection(batch, dict(self.counters), dict(self.timings))
 
     def _groups(
@@ -196,7 +216,8 @@ class Driver:
                 group = groups[trace.group_key] = Group(task, traces)
                 if revise:
                     key = (trace.step, trace.round, trace.slot, "revise")
-                    run = _Run(f"{group.key}.revise", key, lambda _: _revise_all(revise, group))
+                    pool = self.stages[task.environment].pool
+                    run = _Run(f"{group.key}.revise", key, lambda _: _revise_all(revise, group), pool)
                     heapq.heappush(self._waiting, run)
 
         def revised(run: _Run, value: Any) -> None:
@@ -208,7 +229,9 @@ class Driver:
         return [groups[key] for key in sorted(groups)]
 
     def _begin(self, policy_version: int) -> None:
-        self.settings = replace(self.settings, policy_version=policy_version)
+        for name, stage in self.stages.items():
+            settings = replace(stage.settings, policy_version=policy_version)
+            self.stages[name] = replace(stage, settings=settings)
         names = ("episodes", "generated_tokens", "extra_tokens", "env_steps", "environment_errors", "cuts", "ticks")
         self.counters = dict.fromkeys(names, 0)
         self.timings = dict.fromkeys(("env_wait_s", "model_s", "total_s"), 0.0)
@@ -236,20 +259,22 @@ class Driver:
         return sorted(traces, key=lambda trace: trace.key)
 
     def _run(self, job: Job) -> _Run:
+        stage = self.stages[job.environment or self.first]
+
         def start(context: int) -> Episode:
-            played = episode(self.renderer, job, self.settings, context)
+            played = episode(stage.renderer, job, stage.settings, context)
             for wrapper in self.wrappers:
                 played = wrapper(played)
             return played
 
-        return _Run(job.key, (job.step, job.round, job.slot, job.rollout), start)
+        return _Run(job.key, (job.step, job.round, job.slot, job.rollout), start, stage.pool)
 
     def _account(self, run: _Run, trace: Trace) -> Trace:
         """Count an ended episode; what was generated for it and is not in it is its extra cost."""
         extra = max(0, run.tokens - trace.sampled_tokens)
         evidence = trace.evidence
-        if self.evidence and trace.learnable and "evidence" in self.pool.spec["powers"]:
-            (evidence,) = self.pool.ask([run.lane], "evidence")
+        if self.evidence and trace.learnable and "evidence" in run.pool.spec["powers"]:
+            (evidence,) = run.pool.ask([run.lane], "evidence")
         self.counters["episodes"] += 1
         self.counters["extra_tokens"] += extra
         self.counters["environment_errors"] += trace.outcome is Outcome.ENVIRONMENT_ERROR
@@ -270,9 +295,9 @@ class Driver:
             while self._waiting or self._due or self._generating:
                 self._deliver()
                 self._admit(live)
-                self.pool.flush()
+                self._flush()
                 self._decode()
-                self.pool.flush()
+                self._flush()
                 live = [run for run in live if run.generator is not None]
                 self._tick += 1
                 if self.progress:
@@ -288,10 +313,17 @@ class Driver:
         """Answers of the environments that are due at this tick, in key order."""
         runs = sorted(self._due.pop(self._tick, []))
         began = time.perf_counter()
-        answers = self.pool.collect([run.lane for run in runs])
+        answers: dict[str, Any] = {}
+        for stage in self.stages.values():
+            own = [run for run in runs if run.pool is stage.pool]
+            answers |= zip((run.key for run in own), stage.pool.collect([run.lane for run in own]), strict=True)
         self.timings["env_wait_s"] += time.perf_counter() - began
-        for run, answer in zip(runs, answers, strict=True):
-            self._advance(run, answer)
+        for run in runs:
+            self._advance(run, answers[run.key])
+
+    def _flush(self) -> None:
+        for stage in self.stages.values():
+            stage.pool.flush()
 
     def _admit(self, live: list[_Run]) -> None:
         while self._waiting and self._lanes:
@@ -343,7 +375,7 @@ class Driver:
                     answer = None
                 case _:
                     self.counters["env_steps"] += isinstance(request, Step)
-                    self.pool.submit(run.lane, request)
+                    run.pool.submit(run.lane, request)
                     self._due.setdefault(self._tick + self.delay, []).append(run)
                     return
 
@@ -361,6 +393,10 @@ class Driver:
             self.sampler.close(context)
         run.contexts.clear()
         run.generator = None
+
+
+def _in_order(groups: Iterable[Group]) -> list[Group]:
+    return sorted(groups, key=lambda group: group.key)
 
 
 def _revise_all(

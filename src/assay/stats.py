@@ -36,7 +36,7 @@ class Interval:
     high: float
     n: int  # independent units behind it: tasks, seeds or pairs, not episodes or tokens
     over: str  # what these units are: "tasks", "seeds"
-    method: str  # "wilson", "bca", "percentile", "paired t", "welch", "point" (all values equal)
+    method: str  # "wilson", "bca", "percentile", "paired t", "welch", "mover", "point" (all values equal)
     confidence: float = 0.95
 
     def __str__(self) -> str:
@@ -61,6 +61,19 @@ def wilson(successes: int, n: int, confidence: float = 0.95, over: str = "tasks"
         raise ValueError(f"a success rate needs 0 <= successes <= n and n >= 1, not {successes} of {n}")
     ci = scipy_stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
     return Interval(successes / n, float(ci.low), float(ci.high), n, over, "wilson", confidence)
+
+
+def mean_of_rates(rates: Sequence[tuple[float, float, float, int]], over: str = "tasks") -> Interval:
+    """Mean of independent rates, each (rate, low, high, n) with its own Wilson interval, all counting the same.
+
+    The distances from each rate to its bounds are added in squares. Source: Zou and Donner 2008 (MOVER), of which Newcombe's
+    interval for a difference is a case. Of one rate it is that rate's interval; unlike the normal interval of stratified
+    samples it claims no certainty where all or none are solved.
+    """
+    p, low, high = (np.array([rate[i] for rate in rates], float) for i in range(3))
+    down, up = np.sqrt(np.sum((p - low) ** 2)), np.sqrt(np.sum((high - p) ** 2))
+    mean, k = float(np.mean(p)), len(rates)
+    return Interval(mean, float(mean - down / k), float(mean + up / k), sum(r[3] for r in rates), over, "mover")
 
 
 def success_interval(

@@ -22,7 +22,7 @@ from assay.build import Bench, build, build_curriculum, build_learner, build_met
 from assay.checkpoints import Retention, checkpoint_steps
 from assay.config import BUDGETS, RunConfig, default_out, dump, parse_budget, resolve
 from assay.evaluate import evaluate, evaluate_all
-from assay.facts import entropy, facts, mean_of, without_cut
+from assay.facts import entropy, facts, group_counts, mean_of, without_cut
 from assay.files import beside
 from assay.guard import Guard, watch
 from assay.learner.torch_learner import TorchLearner
@@ -55,7 +55,7 @@ class Trainer:
         self.bench, self.learner, self.display = bench, learner, display
         self.config = bench.config
         self.methods: list[Method] = build_methods(self.config)
-        self.curriculum = build_curriculum(self.config, bench.pool)
+        self.curriculum = build_curriculum(self.config, bench.pools)
         self.spent: dict[str, int] = dict.fromkeys(("steps", "episodes", "tokens", "env_steps"), 0)
         self.driver = bench.driver(
             self.config.temperature, self.config.seed, [m.episode for m in self.methods], display.episodes
@@ -71,21 +71,22 @@ class Trainer:
         began = time.perf_counter()
         progress = self.progress
         collection = self.collect()
-        batch, metrics = collection.batch, facts(collection)
+        worlds = self.bench.mixture
+        batch, metrics = collection.batch, facts(collection, worlds)
         if self.config.cut == "drop":
             batch = without_cut(batch)
-            metrics |= {"kept_groups": float(len(batch.groups)), "dropped_groups": float(len(batch.dropped))}
+            metrics |= group_counts(batch, worlds)
 
         for method in self.methods:
             if method.select is not None:
                 batch = method.select(batch)
-                metrics |= {"kept_groups": float(len(batch.groups)), "dropped_groups": float(len(batch.dropped))}
+                metrics |= group_counts(batch, worlds)
 
         rows = build_rows(batch.traces, self.bench.layout)
         views = rows + [view for method in self.methods for view in method.rows(batch)]
         scored = time.perf_counter()
         self.learner.score(views, self.needs, self.config.temperature)
-        metrics |= entropy(rows, views, self.needs)
+        metrics |= entropy(rows, views, self.needs, worlds)
         for method in self.methods:
             metrics |= method.reward(batch, rows)
         for method in self.methods:
@@ -124,8 +125,8 @@ class Trainer:
         """Groups of fresh episodes on this step's tasks."""
         config, step = self.config, self.spent["steps"] + 1
         return self.driver.collect_groups(
-            lambda round_, missing: self.curriculum.tasks(step, missing),
-            tasks_per_step=config.tasks_per_step,
+            self.curriculum.sources(step),
+            tasks_per_step=self.curriculum.quotas,
             rollouts_per_task=config.rollouts_per_task,
             step=step,
             revise=[m.revise for m in self.methods if m.revise is not None],
@@ -135,12 +136,18 @@ class Trainer:
         )
 
     def parts(self, rows: Sequence[Row], views: Sequence[Row]) -> Iterator[list[Row]]:
-        """The views of each optimiser step: the task instances in a keyed order, dealt into `updates_per_batch` hands."""
-        keys = sorted({row.trace.group_key for row in rows})
+        """The views of each optimiser step: the task instances in a keyed order, dealt into `updates_per_batch` hands.
+        Those of a mixture are shuffled and dealt one environment after the other, so that each hand has its part of all."""
+        found = {row.trace.group_key: row.trace.task.environment for row in rows}
         for epoch in range(self.config.epochs):
-            order = generator(self.config.seed, "parts", self.spent["steps"], epoch).permutation(len(keys))
+            deck: list[str] = []
+            for name in self.bench.environments:
+                keys = sorted(key for key, environment in found.items() if environment == name)
+                own = (name,) if self.bench.mixture else ()
+                draw = generator(self.config.seed, "parts", self.spent["steps"], epoch, *own)
+                deck += [keys[i] for i in draw.permutation(len(keys))]
             for part in range(self.config.updates_per_batch):
-                chosen = {keys[i] for i in order[part :: self.config.updates_per_batch]}
+                chosen = set(deck[part :: self.config.updates_per_batch])
                 yield [row for row in views if row.trace.group_key in chosen]
 
     def update(self, rows: list[Row], progress: float) -> Metrics:
@@ -166,7 +173,7 @@ class Trainer:
 
     @property
     def environment(self) -> str:
-        return f"{self.config.env}@{self.bench.pool.spec['version']}"
+        return ",".join(f"{name}@{pool.spec['version']}" for name, pool in self.bench.pools.items())
 
     def load_state(self, tensors: dict[str, Any], state: dict[str, Any]) -> None:
         if (trained_on := state.get("environment", self.environment)) != self.environment:
@@ -318,7 +325,9 @@ def _phases(
         step = trainer.spent["steps"]
         if config.evaluation.every and step % config.evaluation.every == 0 and config.evaluation.tasks:
             summary, _ = evaluate(bench, "iid", config.evaluation.tasks, greedy=False, temperature=config.temperature)
-            metrics |= {f"iid_{name}": summary[name] for name in ("success", "low", "high")}
+            for name, own in {"": summary, **summary.get("environments", {})}.items():
+                tail = f"[{name}]" if name else ""
+                metrics |= {f"iid_{which}{tail}": own[which] for which in ("success", "low", "high")}
         if config.runtime.traces_every and step % config.runtime.traces_every == 0:
             run.write_traces(step, [t for g in batch.groups + batch.dropped for t in (*g.traces, *g.others)])
         run.append_metrics(step, metrics)

@@ -2,7 +2,8 @@
 
 RL needs successes to learn from. A warm start is cheap where an expert exists, and honest where its noise, its number of
 episodes and what it reaches are stated. The cache key covers everything that enters: weights, tokenizer, template,
-environment, settings, and the code's version.
+environment, settings, and the code's version. A mixture imitates that number of episodes of each of its environments,
+those that each would imitate alone, shuffled together.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from safetensors.torch import load_file, save_file
 
 from assay import tiny
 from assay.build import Bench
-from assay.demonstrations import demonstrations, imitation_rows
+from assay.config import env_settings
+from assay.demonstrations import demonstrations, imitation_rows, numbered
 from assay.envs.remote import RemoteEnv
 from assay.learner.torch_learner import TorchLearner
 from assay.protocols import UserError
 from assay.rng import generator, stable_hash
 from assay.rows import Stream
+from assay.trace import Trace
 
 VERSION = 1  # raise when the same settings would give other weights
 
@@ -71,10 +74,13 @@ def warm_start(bench: Bench, watcher: Watcher) -> dict[str, Any]:
 def imitate(bench: Bench, watcher: Watcher) -> None:
     """The imitation itself: `passes` over the demonstrated episodes, `rows_per_update` rows an optimiser step."""
     config, settings = bench.config, bench.config.warm_start
-    env: Any = RemoteEnv(config.env, config.env_args, config.runtime.step_timeout_s)
-    with closing(env):
-        stream = demonstrations(env, bench.renderer, config.env, [settings.noise], settings.seed)
-        rows = imitation_rows([next(stream) for _ in range(settings.episodes)], bench.layout)
+    traces: list[Trace] = []
+    for name in bench.environments:
+        env: Any = RemoteEnv(name, env_settings(config, name), config.runtime.step_timeout_s)
+        with closing(env):
+            stream = demonstrations(env, bench.renderers[name], name, [settings.noise], settings.seed)
+            traces += [numbered(next(stream), len(traces) + i) for i in range(settings.episodes)]
+    rows = imitation_rows(traces, bench.layout)
     per_pass = -(-len(rows) // settings.rows_per_update)
     total = settings.passes * per_pass
     learner = TorchLearner(
@@ -108,6 +114,8 @@ def _own(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _key(bench: Bench) -> str:
     config = bench.config
     weights = stable_hash(b"".join(p.detach().float().numpy().tobytes() for p in _own(bench.network.model).values()))
-    texts = [bench.renderer.decode(bench.renderer.prompt("goal")[0]), bench.renderer.instructions]
-    parts = [VERSION, weights, len(bench.tokenizer), texts, config.env, config.env_args, bench.pool.spec["version"]]
+    renderers = bench.renderers.values()
+    texts = [text for own in renderers for text in (own.decode(own.prompt("goal")[0]), own.instructions)]
+    versions = ",".join(pool.spec["version"] for pool in bench.pools.values())
+    parts = [VERSION, weights, len(bench.tokenizer), texts, config.env, config.env_args, versions]
     return stable_hash(json.dumps([*parts, config.layout, config.warm_start.model_dump()], sort_keys=True))

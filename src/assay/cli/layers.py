@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 
 from assay.cli.flags import Line, dotted, interpret, nearest
 from assay.cli.signature import settings_model
-from assay.config import RunConfig, Slots, load, method_names, overlay, resolve
+from assay.config import RunConfig, Slots, load, method_names, overlay, resolve, split_env
 from assay.envs.registry import ENVIRONMENTS, Entry
 from assay.methods.presets import PRESETS
 from assay.methods.registry import PAPERS, check_names, path_of
@@ -41,7 +41,7 @@ class Request:
         values = {name: getattr(self.config, name) for name in RunConfig.model_fields}
         env = self.model.model_fields["env_args"].annotation
         if isinstance(env, type) and issubclass(env, BaseModel):
-            values["env_args"] = filled(env, self.config.env_args)
+            values["env_args"] = shown_settings(env, self.config)
         for name, method in method_sections(self.config.method).items():
             values[name] = filled(section(self.model, name), self.config.method_args.get(method, {}))
         return self.model.model_construct(**values)
@@ -58,10 +58,10 @@ def read_train(line: Line) -> Request:
     base = adapt(base, over)
     both = overlay(base, over)
     methods = _methods(both)
-    model = flag_model(str(both.get("env", RunConfig.model_fields["env"].default)), methods)
-    line = _without_prefix(line.without("preset", "dry_run", "json"), methods)
-    typed = interpret(line, model, "train")
-    values = overlay(base, _typed_settings(typed, base, model, methods) | over)
+    env = str(both.get("env", RunConfig.model_fields["env"].default))
+    model = flag_model(env, methods)
+    typed = interpret(_without_prefix(line.without("preset", "dry_run", "json"), methods), model, "train")
+    values = overlay(base, _typed_settings(typed, base, model, env, methods) | over)
     if typed.get("budget") is not None and typed.get("steps") is None:
         values.pop("steps", None)  # of a preset or file: the budget ends the run in their place
     if typed.get("steps") is not None and base.get("planned_steps") == base.get("steps", -1):
@@ -110,8 +110,9 @@ def presets() -> dict[str, str]:
 def adapt(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """`base` without what belongs to another environment or method than `over` names."""
     base = dict(base)
-    if "env" in over and over["env"] != base.get("env"):
+    if "env" in over and split_env(over["env"]) != split_env(base.get("env", "")):
         base.pop("env_args", None)
+        base.pop("env_shares", None)
     if "method" in over and _methods(over)[:1] != _methods(base)[:1] and "slots" in base:
         base["slots"] = _own_slots(base)
     if "method" in over and "method_args" in base:
@@ -134,10 +135,10 @@ def _methods(values: dict[str, Any]) -> list[str]:
 
 
 def flag_model(env: str, methods: list[str]) -> type[RunConfig]:
-    """RunConfig, its `env_args` a model of what the environment takes, with a section for each further method that takes
-    settings."""
+    """RunConfig, its `env_args` a model of what the environment takes (of a mixture: with a section for each of them), with
+    a section for each further method that takes settings."""
     check_names(methods, ())
-    settings = env_model(env)
+    settings = mixture_model(env)
     fields: dict[str, Any] = {}
     if settings.model_fields:
         fields["env_args"] = (settings, Field(default=None, description=f"Settings of {env}."))
@@ -189,14 +190,45 @@ def env_model(env: str) -> type[BaseModel]:
     return settings_model(entry.path, entry.settings, "EnvArgs")
 
 
+def mixture_model(env: str) -> type[BaseModel]:
+    """`env_model` of one environment; of several, a section for each that takes settings."""
+    names = split_env(env)
+    if len(names) < 2:
+        return env_model(names[0] if names else env)
+    fields: dict[str, Any] = {}
+    for name, one in env_sections(names).items():
+        settings = env_model(one)
+        if settings.model_fields:
+            fields[name] = (settings, Field(default=None, description=f"Settings of {one}."))
+    return create_model("MixtureArgs", **fields)
+
+
+def env_sections(names: Sequence[str]) -> dict[str, str]:
+    """Section of flags -> environment of a mixture: its name, or the class of one's own. A class that two have has no
+    flags: a file sets them."""
+    short = [dotted(name.rpartition(":")[2]) for name in names]
+    return {section: name for section, name in zip(short, names, strict=True) if short.count(section) == 1}
+
+
+def shown_settings(model: type[BaseModel], config: RunConfig) -> BaseModel:
+    """For a help page: the settings of the run's environments."""
+    names = split_env(config.env)
+    if len(names) < 2:
+        return filled(model, config.env_args)
+    sections = env_sections(names)
+    parts: dict[str, Any] = {
+        short: filled(section(model, short), config.env_args.get(sections[short], {})) for short in model.model_fields
+    }
+    return model.model_construct(**parts)
+
+
 def _typed_settings(
-    typed: dict[str, Any], base: dict[str, Any], model: type[RunConfig], methods: list[str]
+    typed: dict[str, Any], base: dict[str, Any], model: type[RunConfig], env: str, methods: list[str]
 ) -> dict[str, Any]:
     """The keys of `typed` with the settings of environment and methods as numbers, the latter in `method_args`."""
     typed = dict(typed)
     if "env_args" in typed:
-        settings = section(model, "env_args")
-        typed["env_args"] = _convert(settings, typed["env_args"], base.get("env_args", {}), "env-args")
+        typed["env_args"] = _env_settings(typed["env_args"], base.get("env_args", {}), section(model, "env_args"), env)
     before = base.get("method_args", {})
     for name, method in method_sections(methods).items():
         if name in typed:
@@ -204,6 +236,18 @@ def _typed_settings(
             found = _convert(section(model, name), typed.pop(name), own, flag)
             typed.setdefault("method_args", {})[method] = found
     return typed
+
+
+def _env_settings(typed: dict[str, Any], before: dict[str, Any], model: type[BaseModel], env: str) -> dict[str, Any]:
+    """What was typed of the environment's settings, of a mixture by environment."""
+    names = split_env(env)
+    if len(names) < 2:
+        return _convert(model, typed, before, "env-args")
+    sections = env_sections(names)
+    return {
+        sections[short]: _convert(section(model, short), own, before.get(sections[short], {}), f"env-args.{short}")
+        for short, own in typed.items()
+    }
 
 
 def section(model: type[BaseModel], name: str) -> type[BaseModel]:

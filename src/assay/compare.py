@@ -11,7 +11,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from assay.compare_report import latex, markdown, write_page
-from assay.config import RunConfig, Section, dump, flat, resolve
+from assay.config import RunConfig, Section, dump, env_settings, environments, flat, resolve
 from assay.envs.remote import RemoteEnv
 from assay.executors import Executor, Watch
 from assay.files import read_file, write_file, write_json, writing
@@ -29,7 +29,7 @@ from assay.judge import curve, judge, self_difference
 from assay.methods.presets import PRESETS
 from assay.protocols import UserError
 from assay.rundir import lock
-from assay.seeds import EVALUATIONS, Job, key, made, read_row, value
+from assay.seeds import EVALUATIONS, Job, key, made, rate_of, read_row, split_metric, value
 from assay.stats import bca
 
 PLAN, RESULT = "compare.toml", "compare.json"
@@ -39,7 +39,7 @@ SCHEMA = 1
 FREE = {"seeds", "looks", "secondary", "store", "command"}  # of a plan: what may change without changing the question
 OF_TRAINING = (  # what cannot change the policy that training starts from
     *("method", "method_args", "slots", "seed", "steps", "budget", "planned_steps", "cut"),
-    *("tasks_per_step", "rollouts_per_task", "updates_per_batch", "epochs", "rounds"),
+    *("env_shares", "tasks_per_step", "rollouts_per_task", "updates_per_batch", "epochs", "rounds"),
     *("learning_rate", "schedule", "warmup_steps", "weight_decay", "grad_clip"),
 )
 AXES = {"env_steps": "total_env_steps", "tokens": "total_tokens"}
@@ -106,7 +106,13 @@ def check(plan: Plan) -> None:
     if len(panels) > 1:
         raise UserError("the arms differ in their panel (evaluation.tasks, ood, greedy): give all the same")
     first = next(iter(configs.values()))
-    if plan.metric in EVALUATIONS and plan.metric not in measured(first):
+    for metric in (plan.metric, *plan.secondary):
+        env = split_metric(metric)[1]
+        if env and env not in (there := environments(first) if len(environments(first)) > 1 else []):
+            raise UserError(
+                f"metric {metric!r} is of an environment of a mixture: {', '.join(there) or 'there is none'}"
+            )
+    if split_metric(plan.metric)[0] in EVALUATIONS and plan.metric not in measured(first):
         raise UserError(
             f"metric {plan.metric!r} is not measured: the panel has {', '.join(measured(first)) or 'no task'}"
         )
@@ -120,11 +126,13 @@ def arm_of(config: RunConfig) -> dict[str, Any]:
 
 
 def measured(config: RunConfig) -> list[str]:
-    """The panel's figures."""
+    """The panel's figures; of a mixture the mean's, then those of each environment."""
     if not config.evaluation.tasks:
         return []
     splits = ["iid", "ood"] if config.evaluation.ood else ["iid"]
-    return [name for name in EVALUATIONS if name[:3] in splits and (config.evaluation.greedy or "sampled" in name)]
+    found = [name for name in EVALUATIONS if name[:3] in splits and (config.evaluation.greedy or "sampled" in name)]
+    worlds = environments(config)
+    return found + [f"{name}[{world}]" for world in worlds for name in found if len(worlds) > 1]
 
 
 def load(folder: Path) -> Plan:
@@ -190,11 +198,11 @@ def _run(phase: str, jobs: Sequence[Job], executor: Executor, watch: Watch) -> d
 
 def environment_version(values: Mapping[str, Any]) -> str:
     config = resolve(dict(values), "arm")
-    env = RemoteEnv(config.env, config.env_args, config.runtime.step_timeout_s)
-    try:
-        return str(env.version)
-    finally:
-        env.close()
+    versions = []
+    for name in environments(config):
+        with closing(RemoteEnv(name, env_settings(config, name), config.runtime.step_timeout_s)) as env:
+            versions.append(env.version)
+    return ",".join(versions)
 
 
 # ---------------------------------------------------------------------------------------------------------------- jobs
@@ -290,9 +298,8 @@ def _panel(begin: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
 
 
 def _start(end: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    split, mode = metric.split()
-    half = end if split == "iid" else end.get("ood", {})
-    return {name: half.get(mode, {}).get(name) for name in ("success", "low", "high", "n")}
+    found = rate_of(end, metric)
+    return {name: found.get(name) for name in ("success", "low", "high", "n")}
 
 
 def _arm(plan: Plan, arm: str, rows: Mapping[tuple[str, int], Any], figures: Mapping[str, Any]) -> dict[str, Any]:

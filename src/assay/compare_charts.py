@@ -133,7 +133,7 @@ def seed_plot(result: Result) -> Markup:
     if not ends:
         return Markup("")
     ends += [m[end] for m in means.values() for end in ("low", "high") if is_number(m.get(end))]
-    marks, percent = _marks(ends, metric in SUCCESS)
+    marks, percent = _marks(ends, metric.partition("[")[0] in SUCCESS)
     height = STRIP * len(arms) + 26
 
     def x(value: float) -> float:

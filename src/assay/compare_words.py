@@ -102,7 +102,7 @@ def panel(result: Result) -> str:
 
 
 def unit(metric: str) -> str:
-    return SHARE if metric in SUCCESS else "in its own unit"
+    return SHARE if metric.partition("[")[0] in SUCCESS else "in its own unit"
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

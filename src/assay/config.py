@@ -285,7 +285,8 @@ def resolve(values: dict[str, Any], where: str) -> RunConfig:
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     _check_mixture(config, where)
-    values, name = values | {"method": methods}, methods[0]
+    values = values | {"method": methods, "env": ",".join(environments(config))}
+    name = methods[0]
     if config.budget is not None:
         parse_budget(config.budget, where)
         values = {"steps": WITHOUT_END} | values
@@ -360,7 +361,7 @@ def _check_mixture(config: RunConfig, where: str) -> None:
         if key not in names or not isinstance(item, dict):
             raise UserError(
                 f"{where}: env_args.{key}: the settings of a mixture go by environment, one of {', '.join(names)}: "
-                f"[env_args.{names[0]!r}]".replace("'", '"')
+                f'[env_args."{names[0]}"]'
             )
 
 

@@ -9,7 +9,7 @@ Keys of metrics.jsonl that it knows (each may be missing; all other numbers get 
     outcome_success outcome_failure outcome_horizon outcome_cut outcome_environment_error
 of timings.jsonl: step_s, and of it model_s, env_wait_s, update_s; tokens_per_s.
 of evaluation.json: {"before": {"sampled": RATE, "greedy": RATE, "ood": {the same}}, "after": the same},
-    RATE = {"success", "low", "high", "n"} and, if it is there, "panel".
+    RATE = {"success", "low", "high", "n"} and, if it is there, "panel"; of a mixture also "environments": {NAME: the same}.
 of guard.jsonl: every line.
 of traces/: before.parquet and after.parquet, of which the tasks in both give the examples.
 
@@ -71,6 +71,8 @@ DROPPED = {
     "outcome_environment_error": ("episodes lost to environment errors", "episodes"),
     "extra_tokens": ("tokens generated outside the episodes", "generated_tokens"),
 }
+PANELS: dict[str, tuple[str, ...]] = {"iid": (), "ood": ("ood",)}  # split -> where its rates are
+COLOURS = 5  # of lines, in the page's style sheet
 MOST_OTHER = 48  # small charts of metrics that are not named above
 
 
@@ -172,9 +174,13 @@ def duration(seconds: float) -> str:
 
 
 def held_out(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per panel and decoding: rates before and after, and their difference with Newcombe's interval."""
+    """One row per panel and decoding: rates before and after, and their difference with Newcombe's interval. Of a mixture
+    the mean of its environments, then each of them."""
     rows = []
-    for panel, path in (("iid", ()), ("ood", ("ood",))):
+    parts = _environments(evaluation)
+    panels = [(f"{split}, mean of environments" if parts else split, path) for split, path in PANELS.items()]
+    panels += [(f"{split}, {env}", ("environments", env, *path)) for env in parts for split, path in PANELS.items()]
+    for panel, path in panels:
         for decoding in ("sampled", "greedy"):
             before, after = (_rate(evaluation, (when, *path, decoding)) for when in ("before", "after"))
             if before or after:
@@ -191,6 +197,13 @@ def held_out(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
                     }
                 )
     return rows
+
+
+def _environments(evaluation: Mapping[str, Any]) -> list[str]:
+    """Of a mixture, whose panels are apart."""
+    halves = [half for half in (evaluation.get("before"), evaluation.get("after")) if isinstance(half, Mapping)]
+    found = [half["environments"] for half in halves if isinstance(half.get("environments"), Mapping)]
+    return list(dict.fromkeys(str(name) for environments in found for name in environments))
 
 
 def _rate(evaluation: Any, path: Sequence[str]) -> dict[str, float] | None:
@@ -234,11 +247,20 @@ def _banded(name: str, records: Records, keys: tuple[str, str, str]) -> Line:
 def curves(metrics: Records, timings: Records) -> list[dict[str, Any]]:
     """Title, caption, names of several lines, picture."""
     found = []
-    sources = [(*curve, metrics) for curve in CURVES] + [
+    worlds = _worlds(metrics)
+    by_world = (
+        "Success by environment",
+        tuple(f"success[{world}]" for world in worlds),
+        "share of the step's episodes",
+    )
+    sources = [(*curve, metrics) for curve in (by_world, *CURVES)] + [
         ("Tokens per second", ("tokens_per_s",), "generated, over the whole step", timings)
     ]
     for title, keys, caption, records in sources:
-        lines = [Line(key, points_of(records, key), colour=i) for i, key in enumerate(keys) if points_of(records, key)]
+        if len(keys) == 1:
+            keys = (*keys, *(f"{keys[0]}[{world}]" for world in worlds))
+        drawn = [(i % COLOURS, key) for i, key in enumerate(keys) if points_of(records, key)]
+        lines = [Line(key, points_of(records, key), colour=i) for i, key in drawn]
         picture = charts.line_chart(lines, label=title)
         if picture:
             names = [(line.name, line.colour) for line in lines] if len(lines) > 1 else []
@@ -246,10 +268,18 @@ def curves(metrics: Records, timings: Records) -> list[dict[str, Any]]:
     return found
 
 
+def _worlds(metrics: Records) -> list[str]:
+    """Environments of a mixture, by their success."""
+    names = dict.fromkeys(name for record in metrics for name in record)
+    return [name[len("success[") : -1] for name in names if name.startswith("success[") and name.endswith("]")]
+
+
 def other_charts(metrics: Records) -> list[dict[str, Any]]:
     """Every other number that was written, in the order of its first appearance."""
     known = {"step", "success", "success_low", "success_high", "iid_success", "iid_low", "iid_high", *OUTCOMES}
     known.update(key for _, keys, _ in CURVES for key in keys)
+    shown = {"success", "success_low", "success_high", *(keys[0] for _, keys, _ in CURVES if len(keys) == 1)}
+    known.update(f"{name}[{world}]" for name in shown for world in _worlds(metrics))
     names = dict.fromkeys(name for record in metrics for name, value in record.items() if is_number(value))
     pictures = [(n, charts.line_chart([Line(n, points_of(metrics, n))], label=n)) for n in names if n not in known]
     return [{"title": name, "picture": picture} for name, picture in pictures if picture][:MOST_OTHER]

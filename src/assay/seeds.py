@@ -114,7 +114,8 @@ def row_of(run: RunDir, key: str, environment_version: str) -> dict[str, Any]:
     """What a finished run came to: curves to six decimals, evaluations as they are. `timings` are of this machine."""
     metrics, evaluation = run.read_metrics(), run.evaluation
     seconds = np.cumsum(series(run.read_timings(), "step_s", default=0.0)).tolist()
-    curves = {name: [_json(value) for value in series(metrics, name)] for name in CURVES}
+    names = [*CURVES, *(n for n in dict.fromkeys(n for line in metrics for n in line) if n.partition("[")[0] in CURVES)]
+    curves = {name: [_json(value) for value in series(metrics, name)] for name in dict.fromkeys(names)}
     return {
         "schema": SCHEMA,
         "key": key,
@@ -169,28 +170,42 @@ def value(row: Mapping[str, Any], metric: str) -> float:
     "iid sampled", "iid greedy", "ood sampled", "ood greedy": held-out success at the end. "NAME first third", "NAME last
     third": mean of a training curve over that part of the steps. "NAME": mean over all steps. "NAME steps to X": first
     step at which the mean of the last five reaches X, all steps and one where none does. "seconds", "env_steps",
-    "tokens": spent.
+    "tokens": spent. "iid sampled[ENV]", "NAME[ENV] last third": of one environment of a mixture.
     """
-    if metric in EVALUATIONS:
-        split, mode = metric.split()
-        half = row["end"] if split == "iid" else row["end"].get("ood", {})
-        return _number(half.get(mode, {}).get("success"))
+    if metric.partition("[")[0] in EVALUATIONS:
+        return _number(rate_of(row["end"], metric).get("success"))
     if metric == "seconds":
         return _number((row["timings"].get("seconds") or [None])[-1])
     if metric in ("env_steps", "tokens"):
         return _number((row["curves"].get(f"total_{metric}") or [None])[-1])
     name, _, part = metric.partition(" ")
     values = [_number(v) for v in row["curves"].get(name, [])]
+    name = name.partition("[")[0]
     if name in CURVES and (match := re.fullmatch(r"steps to (-?[0-9.]+)", part)):
         return _first_reach(values, float(match[1])) if values else float("nan")
     third = max(1, len(values) // 3)
     chosen = {"first third": values[:third], "last third": values[-third:], "": values}.get(part)
     if name not in CURVES or chosen is None:
-        known = [*EVALUATIONS, *CURVES, "NAME first third", "NAME last third", "NAME steps to X"]
+        known = [*EVALUATIONS, *CURVES, "NAME first third", "NAME last third", "NAME steps to X", "NAME[ENVIRONMENT]"]
         known += ["seconds", "env_steps", "tokens"]
         raise UserError(f"metric {metric!r} does not exist: there are {', '.join(known)}")
     known_ones = [v for v in chosen if v == v]
     return float(np.mean(known_ones)) if known_ones else float("nan")
+
+
+def rate_of(end: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+    """Of a result of evaluate.evaluate_all, the summary that "iid sampled" or "ood greedy[ENV]" names; {} for none."""
+    panel, env = split_metric(metric)
+    whole = end.get("environments", {}).get(env, {}) if env else end
+    split, mode = panel.split()
+    found: Mapping[str, Any] = (whole if split == "iid" else whole.get("ood", {})).get(mode, {})
+    return found
+
+
+def split_metric(metric: str) -> tuple[str, str]:
+    """("success last third", "countdown") of "success[countdown] last third"; "" for a metric of the whole."""
+    found = re.fullmatch(r"([^\[]*)\[([^\]]+)\](.*)", metric)
+    return (found[1] + found[3], found[2]) if found else (metric, "")
 
 
 def _first_reach(values: list[float], level: float) -> float:

@@ -72,8 +72,8 @@ def mean_of_rates(rates: Sequence[tuple[float, float, float, int]], over: str = 
     """
     p, low, high = (np.array([rate[i] for rate in rates], float) for i in range(3))
     down, up = np.sqrt(np.sum((p - low) ** 2)), np.sqrt(np.sum((high - p) ** 2))
-    mean, k = float(np.mean(p)), len(rates)
-    return Interval(mean, float(mean - down / k), float(mean + up / k), sum(r[3] for r in rates), over, "mover")
+    mean, k, n = float(np.mean(p)), len(rates), sum(rate[3] for rate in rates)
+    return Interval(mean, max(0.0, float(mean - down / k)), min(1.0, float(mean + up / k)), n, over, "mover")
 
 
 def success_interval(

@@ -38,7 +38,7 @@ class Compare(Section):
     """Further seeds for a comparison that exists. Looking more than once costs: p is multiplied by the number of looks."""
     metric: str = "iid sampled"
     """The figure that the verdict is about: "iid sampled", "iid greedy", "ood sampled", "ood greedy", or a mean over training
-    such as "entropy last third"."""
+    such as "entropy last third"; of one environment of a mixture: "iid sampled[ENV]"."""
     effect: float = Field(0.05, gt=0)
     """Smallest difference of that figure that would matter to you: what "no difference" and "more seeds" refer to."""
     alpha: float = Field(0.05, gt=0, lt=0.5)

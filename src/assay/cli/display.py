@@ -109,6 +109,7 @@ class TerminalDisplay(Display):
         m = self.last
         width = len(str(self.steps))
         parts = [f"step {m['step']:>{width}.0f}/{self.steps}", f"success {_number(m, 'success', '.3f')}"]
+        parts += [f"{name} {m[f'success[{name}]']:.3f}" for name in _worlds(m)]
         parts += [f"reward {_number(m, 'reward', '6.3f')}", f"entropy {_number(m, 'entropy', '.3f')}"]
         parts += [f"kl {_kl(m)}", f"clip {_clip(m)}", f"{m['tokens_per_s']:5.0f} tok/s", _shares(m)]
         parts += [f"iid {m['iid_success']:.3f}"] if "iid_success" in m else []
@@ -151,6 +152,9 @@ class TerminalDisplay(Display):
         table.add_row("step", f"{_bar(done)} {m['step']:.0f}/{self.steps}", clock)
         success = Text(f"{sparkline(self.success)} {_number(m, 'success', '.3f')}", style="bold green")
         table.add_row("success", success, f"[{low:.2f}, {high:.2f}] of this step's episodes")
+        for name in _worlds(m):
+            low, high = m[f"success_low[{name}]"], m[f"success_high[{name}]"]
+            table.add_row("", Text(f"{m[f'success[{name}]']:.3f}".rjust(WIDTH + 6)), f"[{low:.2f}, {high:.2f}] {name}")
         table.add_row("reward", _number(m, "reward", ".3f"), f"entropy {_number(m, 'entropy', '.3f')} nats a token")
         table.add_row("kl", _kl(m), f"clipped {_clip(m)} of tokens")
         table.add_row("speed", f"{m['tokens_per_s']:.0f} tokens/s", _shares(m))
@@ -160,6 +164,11 @@ class TerminalDisplay(Display):
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     """The last values as bars from 0 to 1; a value that is not known is a space."""
     return "".join(" " if v != v else BARS[min(7, max(0, int(v * 8)))] for v in values[-width:]).rjust(width)
+
+
+def _worlds(metrics: Mapping[str, float]) -> list[str]:
+    """Environments of a mixture that had an episode in the step."""
+    return [name[len("success[") : -1] for name in metrics if name.startswith("success[")]
 
 
 def _bar(share: float, width: int = WIDTH) -> str:

@@ -93,8 +93,8 @@ def interpret(line: Line, model: type[BaseModel], command: str) -> dict[str, Any
         annotation = fields[name]
         if is_bool(annotation) and words != ["None"]:
             value: Any = truth(typed, words) is not negated
-        elif is_list(annotation):
-            value = words
+        elif is_list(annotation) and not (words == ["None"] and is_union(annotation)):
+            value = listed(typed, words, annotation)
         else:
             value = scalar(typed, one(typed, words), annotation)
         _put(values, name, value)
@@ -149,6 +149,14 @@ def one(typed: str, words: Sequence[str]) -> str:
     return words[0]
 
 
+def listed(typed: str, words: list[str], annotation: Any) -> list[Any]:
+    """Words as the items of a list; numbers also with commas between them."""
+    item = get_args(annotation if get_origin(annotation) in (list, tuple) else get_args(annotation)[0])[0]
+    if item not in (int, float):
+        return words
+    return [scalar(typed, part, item) for word in words for part in word.split(",") if part]
+
+
 def scalar(typed: str, text: str, annotation: Any) -> Any:
     """Text as the field's type; None where it may be absent and the text is "None"."""
     if text == "None" and NoneType in get_args(annotation):
@@ -172,7 +180,8 @@ def is_bool(annotation: Any) -> bool:
 
 
 def is_list(annotation: Any) -> bool:
-    return get_origin(annotation) in (list, tuple)
+    listed = [get_origin(part) in (list, tuple) for part in (annotation, *get_args(annotation)) if part is not NoneType]
+    return listed[0] or (is_union(annotation) and all(listed[1:]))
 
 
 def is_union(annotation: Any) -> bool:

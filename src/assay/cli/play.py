@@ -15,7 +15,7 @@ from rich.text import Text
 from assay.cli.commands import policy_config
 from assay.cli.flags import Help, Line, read, show_help
 from assay.cli.layers import env_model, filled, section
-from assay.config import RunConfig, Section
+from assay.config import RunConfig, Section, environments
 from assay.envs.registry import make
 from assay.protocols import SPLITS, UserError
 from assay.rng import generator
@@ -46,6 +46,8 @@ class Play(Section):
 def play(line: Line) -> int:
     policy, name = line.value("policy") or Play().policy, line.value("env")
     config = _config(policy, name)
+    if len(environments(config)) > 1:
+        raise UserError(f"an episode is of one environment: give --env, one of {', '.join(environments(config))}")
     model = _with_settings(config.env)
     examples = ("play --env countdown", "play --env textworld-cooking --policy me --task 3", "play --policy runs/NAME")
     page = Help("play", "Watch or play one episode.", examples)

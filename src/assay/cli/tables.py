@@ -48,10 +48,12 @@ def held_out_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table
 
 
 def cells(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """(name, summary) of an evaluation, iid first."""
+    """(name, summary) of an evaluation, iid first; of a mixture the mean's, then those of each environment."""
     found = [(f"iid {mode}", result[mode]) for mode in ("sampled", "greedy") if mode in result]
     ood = result.get("ood", {})
-    return found + [(f"ood {mode}", ood[mode]) for mode in ("sampled", "greedy") if mode in ood]
+    found += [(f"ood {mode}", ood[mode]) for mode in ("sampled", "greedy") if mode in ood]
+    parts = result.get("environments", {})
+    return found + [(f"{name}[{env}]", own) for env, part in parts.items() for name, own in cells(part)]
 
 
 def rate(summary: Mapping[str, Any]) -> str:

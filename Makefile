@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo results test test-slow lint clean
+.PHONY: demo results pages test test-slow lint clean
 
 demo: .venv/core
 	$(BIN)/assay train --preset demo
@@ -10,6 +10,9 @@ demo: .venv/core
 results: .venv/core  # docs/results.md: every claim, what is there already is not run again
 	$(BIN)/assay replicate all --out docs/results
 	cp docs/results/verdicts.json src/assay/recipes/verdicts.json
+
+pages: .venv/core  # what methods say of themselves, into docs/methods and README.md
+	$(BIN)/python tools/pages.py
 
 test: .venv/dev
 	$(BIN)/pytest -n 2 --dist loadfile

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from assay.cli.flags import Help, Line, read, show_help
 from assay.cli.layers import HERE, presets, read_train
-from assay.cli.plan import plan
+from assay.cli.plan import WARNINGS, plan
 from assay.cli.tables import console, held_out_table, rate, show_plan
-from assay.config import RunConfig, Section, default_out, dump, load, parse_budget, resolve
+from assay.config import (
+    RunConfig,
+    Section,
+    default_out,
+    dump,
+    environments,
+    load,
+    parse_budget,
+    resolve,
+    split_env,
+    with_env,
+)
 from assay.protocols import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +59,7 @@ def train(line: Line) -> int:
     if (Path(out) / "config.toml").exists():
         raise UserError(f"{out} exists already: 'assay resume {out}' goes on with it, --out NAME starts another")
     err = console()
-    show_plan(err, lines)
+    show_plan(err, {title: text for title, text in lines.items() if title != WARNINGS})
     from assay.train import train as start
 
     with _display(asked.config) as display:
@@ -88,7 +99,7 @@ def resume(line: Line) -> int:
     from assay.train import resume as go_on
 
     config = extend(config, asked.steps, asked.replan) if asked.steps else config
-    show_plan(console(), plan(config, asked.run))
+    show_plan(console(), {title: text for title, text in plan(config, asked.run).items() if title != WARNINGS})
     with _display(config) as display:
         result = go_on(asked.run, asked.steps, display, asked.replan)
     return _finish(result, line.switch("json"))
@@ -130,7 +141,7 @@ class Eval(Section):
     policy: str
     """A run directory, or with --env a model: a built-in name, a folder, a hub name."""
     env: str | None = None
-    """Environment; absent: the run's."""
+    """Environment; absent: the run's, of a mixture all of them."""
     split: str = "iid"
     """train, iid or ood."""
     episodes: int = Field(200, ge=1)
@@ -157,14 +168,20 @@ def evaluate(line: Line) -> int:
     mode = "greedy" if asked.greedy else f"sampled at temperature {config.temperature:g}"
     record = {"policy": asked.policy, "env": config.env, "split": asked.split, "greedy": asked.greedy}
     if line.switch("json"):
-        print(json.dumps({**record, "interval": "95 % over tasks (Wilson)", **summary}, allow_nan=False))
+        print(json.dumps({**record, "interval": _interval(summary), **summary}, allow_nan=False))
     else:
-        outcomes = ", ".join(f"{n} {name}" for name, n in summary["outcomes"].items())
-        print(
-            f"{config.env}, {asked.split}, {mode}: success {rate(summary)} (95 % over tasks; panel {summary['panel']})"
-        )
-        print(f"outcomes: {outcomes}; {summary['turns']:.1f} turns an episode")
+        parts = summary.get("environments", {})
+        for env, one in (parts or {config.env: summary}).items():
+            outcomes = ", ".join(f"{n} {name}" for name, n in one["outcomes"].items())
+            print(f"{env}, {asked.split}, {mode}: success {rate(one)} (95 % over tasks; panel {one['panel']})")
+            print(f"outcomes: {outcomes}; {one['turns']:.1f} turns an episode")
+        if parts:
+            print(f"mean of the {len(parts)} environments: success {rate(summary)} (95 % over tasks)")
     return 0
+
+
+def _interval(summary: Mapping[str, Any]) -> str:
+    return f"95 % over tasks ({'MOVER of Wilson' if 'environments' in summary else 'Wilson'})"
 
 
 def policy_config(policy: str, env: str | None) -> RunConfig:
@@ -172,8 +189,11 @@ def policy_config(policy: str, env: str | None) -> RunConfig:
     folder = Path(policy)
     if (folder / "config.toml").is_file():
         values = load(folder)
-        if env is not None and env != values.get("env"):
-            values = {**values, "env": env, "env_args": {}}
+        config = resolve(values, str(folder / "config.toml"))
+        if env in environments(config):
+            return with_env(config, env)
+        if env is not None and split_env(env) != environments(config):
+            values = {name: v for name, v in values.items() if name != "env_shares"} | {"env": env, "env_args": {}}
         return resolve(values, str(folder / "config.toml"))
     if env is None:
         raise UserError(f"{policy!r} is not a run directory, so it has no environment: name one with --env")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from assay import tiny
+from assay.cli import methods as known
 from assay.cli.flags import Help, Line, read, show_help
 from assay.cli.layers import env_model
 from assay.cli.plan import count, parameter_count
 from assay.config import Section
 from assay.envs.registry import ENVIRONMENTS
-from assay.methods.presets import PRESETS
 
 
 class Nothing(Section):
@@ -30,20 +31,32 @@ def envs(line: Line) -> int:
     )
 
 
+class Methods(Section):
+    name: str = ""
+    """Of one method, or module:Class: its stages, settings, page and verdicts; absent: all, one line each."""
+
+
 def methods(line: Line) -> int:
-    records = [
-        {"name": name, "line": preset.line, "paper": preset.paper, "fidelity": preset.fidelity}
-        for name, preset in PRESETS.items()
-    ]
-    more = "further methods apply in the order named: --method grpo package.module:Class ('assay new method NAME')"
-    return _show(
-        line,
-        "methods",
-        "The methods: name, what it is, paper, fidelity to it.",
-        records,
-        ("name", "line", "paper", "fidelity"),
-        more,
-    )
+    switches = {"json": (bool, "JSON on standard output, with all that is known: one object, or a list of them.")}
+    examples = ("methods", "methods aem", "methods --json")
+    about = "The methods: name, what it is, paper, fidelity to it; or one of them with its settings."
+    page = Help("methods", about, examples, ("name",), switches)
+    if line.wants_help:
+        return show_help(page, Methods)
+    asked = read(line, Methods, page)
+    chosen = [asked.name] if asked.name else known.names()
+    records = [known.describe(name) | {"verdicts": known.verdicts(name, Path("results"))} for name in chosen]
+    if line.switch("json"):
+        print(json.dumps(records[0] if asked.name else records))
+    elif asked.name:
+        print(known.page(records[0]))
+    else:
+        more = (
+            "'assay methods NAME' says more. A preset comes first, papers go around it: --method grpo,aem --aem.lam 0.5\n"
+            "your own: --method grpo,package.module:Class ('assay new method NAME')"
+        )
+        _table(records, ("name", "line", "paper", "fidelity"), more)
+    return 0
 
 
 def models(line: Line) -> int:
@@ -78,13 +91,17 @@ def _show(
     read(line, Nothing, page)
     if line.switch("json"):
         print(json.dumps(records))
-        return 0
+    else:
+        _table(records, columns, more)
+    return 0
+
+
+def _table(records: Sequence[dict[str, Any]], columns: Sequence[str], more: str) -> None:
     cells = [[_cell(record[column]) for column in columns] for record in records]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     for row in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print(f"\n{more}")
-    return 0
 
 
 def _cell(value: Any) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from assay import tiny
-from assay.config import RunConfig, Slots
+from assay.cli.preflight import warnings
+from assay.config import RunConfig, Slots, env_settings, environments, task_quotas
 from assay.envs.remote import RemoteEnv
 from assay.protocols import UserError
 
@@ -51,6 +54,7 @@ DENOMINATORS = {
     "group": "mean over groups of token means",
     "constant": "sum over tokens, over a constant per episode",
 }
+WARNINGS = "warnings"  # title of the line of what methods say; a run says it again when it begins
 TOKENS_PER_S = (
     4000.0  # generated, then trained on, per second and core, of a million fp32 parameters: measured, tiny-1m
 )
@@ -67,35 +71,39 @@ class EnvFacts:
     tasks: int | None
     horizon: int
     error: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)  # what its process says of itself: skills, instructions
 
 
 def plan(config: RunConfig, out: str) -> dict[str, str]:
     """Title -> one line. UserError for what can be seen to fail without starting anything."""
-    environment = look(config)
+    quotas = task_quotas(config)
+    found = {name: look(config, name) for name in quotas}
+    horizon = round(sum(found[name].horizon * tasks for name, tasks in quotas.items()) / config.tasks_per_step)
     parameters = parameter_count(config.model)
     lines = {
-        "environment": _environment(config, environment),
+        "environment": "; ".join(_environment(config, name, quotas, found[name]) for name in quotas),
         "model": _model(config, parameters),
-        "method": " + ".join(config.method) + ": " + slots_in_words(config.slots),
+        "method": " + ".join(config.method) + ": " + "; ".join(slots_in_words(config.slots).values()),
         "each step": _step(config),
         "steps": _steps(config),
         "warm start": _warm_start(config),
         "held-out": _evaluation(config),
-        "time": _time(config, parameters, environment.horizon),
+        "time": _time(config, parameters, horizon),
+        WARNINGS: "; ".join(warnings(config, {name: one.spec for name, one in found.items()})),
         "writes to": out + (" (there is a run already)" if (Path(out) / "config.toml").exists() else ""),
     }
     return {title: line for title, line in lines.items() if line}
 
 
-def look(config: RunConfig) -> EnvFacts:
-    """Makes the environment, in a process of its own, and resets it on a training task."""
-    with closing(RemoteEnv(config.env, config.env_args, config.runtime.step_timeout_s)) as env:
+def look(config: RunConfig, name: str) -> EnvFacts:
+    """Makes one of the environments, in a process of its own, and resets it on a training task."""
+    with closing(RemoteEnv(name, env_settings(config, name), config.runtime.step_timeout_s)) as env:
         try:
             _, info = env.reset(options={"task": 0, "split": "train"})
         except UserError as error:  # a run would count it and go on
-            return EnvFacts(env.version, None, 0, str(error))
+            return EnvFacts(env.version, None, 0, str(error), env.pool.spec)
         horizon = info.get("horizon")
-        return EnvFacts(env.version, env.size("train"), horizon if isinstance(horizon, int) else 0)
+        return EnvFacts(env.version, env.size("train"), horizon if isinstance(horizon, int) else 0, "", env.pool.spec)
 
 
 def parameter_count(model: str) -> int | None:
@@ -116,8 +124,8 @@ def _numbers(path: Path) -> int:
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
-def slots_in_words(slots: Slots) -> str:
-    """Advantage, filter, gate, aggregation, KL."""
+def slots_in_words(slots: Slots) -> dict[str, str]:
+    """Advantage, filter, gate, aggregation, KL: title -> what the slots say of it."""
     gate = GATES[slots.gate].format(
         low=1 - slots.clip_low, high=1 + slots.clip_high, clip_low=slots.clip_low, cap=slots.clip_high,
         share=slots.cov_share, penalty=slots.gate_penalty,
@@ -125,12 +133,19 @@ def slots_in_words(slots: Slots) -> str:
     if slots.dual_clip:
         gate += f", at most {slots.dual_clip:g} where the advantage is negative"
     if slots.correction != "none":
-        gate += f", each token weighed by the ratio to its sampler ({slots.correction}, at most {slots.correction_cap:g})"
+        gate += (
+            f", each token weighed by the ratio to its sampler ({slots.correction}, at most {slots.correction_cap:g})"
+        )
     kl = "no KL to the reference"
     if slots.kl != "none" and slots.kl_coefficient > 0:
         kl = f"KL to the reference in the {slots.kl} ({slots.kl_coefficient:g})"
-    keep = KEEPS[slots.keep].format(share=slots.keep_share)
-    return "; ".join([ADVANTAGES[slots.advantage], keep, gate, DENOMINATORS[slots.denominator], kl])
+    return {
+        "advantage": ADVANTAGES[slots.advantage],
+        "filter": KEEPS[slots.keep].format(share=slots.keep_share),
+        "gate": gate,
+        "aggregation": DENOMINATORS[slots.denominator],
+        "KL": kl,
+    }
 
 
 def duration(seconds: float) -> str:
@@ -149,15 +164,17 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _environment(config: RunConfig, facts: EnvFacts) -> str:
-    settings = ", ".join(f"{name} {value}" for name, value in config.env_args.items())
+def _environment(config: RunConfig, env: str, quotas: Mapping[str, int], facts: EnvFacts) -> str:
+    settings = ", ".join(f"{name} {value}" for name, value in env_settings(config, env).items())
     tasks = "tasks without end" if facts.tasks is None else f"{facts.tasks} tasks"
     if facts.error:
-        return f"{config.env} (version {facts.version}): ITS FIRST TRAINING TASK FAILS: {facts.error}"
+        return f"{env} (version {facts.version}): ITS FIRST TRAINING TASK FAILS: {facts.error}"
     parts = [f"version {facts.version}", settings, f"{tasks} to train on"]
     if facts.horizon:
         parts.append(f"about {facts.horizon} turns at most")
-    return f"{config.env} ({', '.join(p for p in parts if p)})"
+    if len(quotas) > 1:
+        parts.append(f"{quotas[env]} of the {config.tasks_per_step} tasks of a step")
+    return f"{env} ({', '.join(p for p in parts if p)})"
 
 
 def _model(config: RunConfig, parameters: int | None) -> str:
@@ -189,7 +206,8 @@ def _warm_start(config: RunConfig) -> str:
         return ""
     passes = f", {start.passes} passes" if start.passes > 1 else ""
     scratch = ", from scratch" if start.from_scratch else ""
-    return f"imitation of {start.episodes} expert episodes with {start.noise:.0%} random actions{passes}{scratch}"
+    each = " of each environment" if len(environments(config)) > 1 else ""
+    return f"imitation of {start.episodes} expert episodes{each} with {start.noise:.0%} random actions{passes}{scratch}"
 
 
 def _evaluation(config: RunConfig) -> str:
@@ -200,7 +218,8 @@ def _evaluation(config: RunConfig) -> str:
     modes = "sampled and greedy" if panel.greedy else "sampled"
     every = f", sampled on iid every {panel.every} steps" if panel.every else ""
     when = "before and after" if panel.before else "after"
-    return f"{panel.tasks} tasks a split, {splits}, {modes}, {when}{every}"
+    each = " and environment" if len(environments(config)) > 1 else ""
+    return f"{panel.tasks} tasks a split{each}, {splits}, {modes}, {when}{every}"
 
 
 def _time(config: RunConfig, parameters: int | None, horizon: int) -> str:
@@ -211,10 +230,10 @@ def _time(config: RunConfig, parameters: int | None, horizon: int) -> str:
 
 def estimate(config: RunConfig, parameters: int, horizon: int) -> float:
     """Seconds, by a rule of thumb for one core: good to a factor of two or three."""
-    turns = max(1.0, SHARE_OF_HORIZON * (horizon or 10))
+    turns, worlds = max(1.0, SHARE_OF_HORIZON * (horizon or 10)), len(environments(config))
     answer = min(config.max_turn_tokens, ANSWER_TOKENS)
     panel = config.evaluation
-    passes = (1 + panel.before) * (1 + panel.ood) * (1 + panel.greedy) * panel.tasks
+    passes = (1 + panel.before) * (1 + panel.ood) * (1 + panel.greedy) * panel.tasks * worlds
     episodes = config.tasks_per_step * config.rollouts_per_task
 
     def generation(episodes: int) -> float:
@@ -222,5 +241,5 @@ def estimate(config: RunConfig, parameters: int, horizon: int) -> float:
         return episodes * turns * answer / TOKENS_PER_S * parameters / 1e6 + waves * turns * answer * OVERHEAD_S
 
     update = episodes * turns * 4 * answer / TOKENS_PER_S * parameters / 1e6 * config.epochs
-    start = config.warm_start.episodes * config.warm_start.passes * turns * 4 * answer / TOKENS_PER_S
+    start = worlds * config.warm_start.episodes * config.warm_start.passes * turns * 4 * answer / TOKENS_PER_S
     return config.steps * (generation(episodes) + update) + generation(passes) + start + 5.0

@@ -11,16 +11,17 @@ import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from assay.cli.flags import is_union
 from assay.protocols import UserError
 
 PLAIN = {"int": int, "float": float, "str": str, "bool": bool, "None": NoneType}
@@ -39,6 +40,67 @@ class Parameter:
     type: Any
     default: Any
     help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a class says of itself: literal attributes of its body, names that the body defines and that its functions set
+    on self, and those of `needed` strings that it sets `needs` to, always or (on self) by its settings."""
+
+    docstring: str
+    attributes: dict[str, Any]
+    defines: frozenset[str]
+    sets: frozenset[str]
+    always: tuple[str, ...]
+    perhaps: tuple[str, ...]
+
+
+def about(path: str, needed: Sequence[str]) -> About:
+    """Of the class "module:Class" and its bases in the same file. UserError when there is none."""
+    module, _, name = path.partition(":")
+    source = _source(module)
+    tree = _tree(source) if source else ast.Module([], [])
+    node = _class(tree, name)
+    if node is None:
+        raise UserError(f"{path!r} is not a class: write package.module:Class")
+    lineage = [node]
+    for known in lineage:  # grows while it is gone through
+        lineage += [base for b in known.bases if (base := _class(tree, ast.unparse(b))) and base not in lineage]
+    attributes: dict[str, Any] = {}
+    defines: set[str] = set()
+    sets: set[str] = set()
+    always: set[str] = set()
+    perhaps: set[str] = set()
+    for statement in (s for known in reversed(lineage) for s in known.body):
+        if isinstance(statement, ast.FunctionDef):
+            defines.add(statement.name)
+            for assigned in (n for n in ast.walk(statement) if isinstance(n, ast.Assign)):
+                owner, _, attribute = ast.unparse(assigned.targets[0]).partition(".")
+                sets |= {attribute} if owner == "self" else set()
+                perhaps |= set(_words(assigned)) if (owner, attribute) == ("self", "needs") else set()
+        elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            defines.add(ast.unparse(target))
+            attributes[ast.unparse(target)] = _literal(statement.value)
+            always |= set(_words(statement)) if ast.unparse(target) == "needs" else set()
+    docstring = next((text for known in lineage if (text := ast.get_docstring(known))), "")
+    ordered = [tuple(word for word in needed if word in found) for found in (always, perhaps - always)]
+    return About(docstring, attributes, frozenset(defines), frozenset(sets), ordered[0], ordered[1])
+
+
+def _words(node: ast.AST) -> list[str]:
+    """The strings written in it."""
+    return [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def type_name(found: Any) -> str:
+    """ "int", "float | None", "ratio | tanh"."""
+    if get_origin(found) is Literal:
+        return " | ".join(map(str, get_args(found)))
+    parts = get_args(found) if is_union(found) else (found,)
+    if len(parts) == 1:
+        return "None" if found is NoneType else str(found.__name__)
+    return " | ".join(map(type_name, parts))
 
 
 def settings_model(path: str, fixed: Mapping[str, Any], name: str) -> type[Settings]:
@@ -160,7 +222,7 @@ def _plain(node: ast.expr) -> Any:
 
 def _known(found: Any) -> Any:
     """None where nothing but None is left."""
-    parts = (get_args(found) if isinstance(found, UnionType) else (found,)) if found is not None else ()
+    parts = (get_args(found) if is_union(found) else (found,)) if found is not None else ()
     return (
         found if any(p is not NoneType and (p in PLAIN.values() or get_origin(p) is Literal) for p in parts) else None
     )

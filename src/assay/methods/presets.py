@@ -16,6 +16,7 @@ class Preset:
     paper: str  # where it is from
     slots: dict[str, Any]  # what differs from config.Slots' defaults
     fidelity: str = "paper"
+    page: str = "baselines"  # docs/methods/PAGE.md
 
 
 PRESETS: dict[str, Preset] = {

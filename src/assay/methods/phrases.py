@@ -126,8 +126,10 @@ def segment(prices: NDArray[np.int32]) -> NDArray[np.int32]:
     least = np.full((longest + rows, columns), NEVER, np.int32)  # times FEW, longest rows before the first symbol
     last = np.zeros((rows + 1, columns), np.int32)
     least[longest - 1] = 0
+    sums = np.empty((longest, columns), np.int32)
     for t in range(rows):
-        (least[t : t + longest] + prices[t]).min(axis=0, out=last[t + 1])
+        np.add(least[t : t + longest], prices[t], out=sums)
+        np.minimum.reduce(sums, axis=0, out=last[t + 1])
         np.bitwise_and(last[t + 1], -FEW, out=least[longest + t])
     return last
 
@@ -139,7 +141,7 @@ def extract(cluster: Cluster, code: Code, forbid_powers: bool = False) -> Dictio
     phrase is longer than L, known, or (with `forbid_powers`) a repetition of a shorter one is passed over.
 
     Adding q = p_a p_b saves at most one phrase for each place where q stands, since p_a p_b spells it in two: where that
-    would not pay, q is rejected unseen. Only sequences that contain q are segmented for the others.
+    would not pay, q is rejected unseen.
     """
     phrases: list[Phrase] = []
     known: set[int] = set()  # their numbers
@@ -147,8 +149,7 @@ def extract(cluster: Cluster, code: Code, forbid_powers: bool = False) -> Dictio
     prices = cluster.prices(())
     last = segment(prices)
     columns = np.arange(len(cluster.sequences))
-    costs = last[cluster.lengths, columns] // FEW
-    used = int(costs @ cluster.times)
+    used = int((last[cluster.lengths, columns] // FEW) @ cluster.times)
     total = code.total(0, 0, used, cluster.size)
     merged = True
     while merged:
@@ -165,20 +166,19 @@ def extract(cluster: Cluster, code: Code, forbid_powers: bool = False) -> Dictio
                 continue
             row = cluster.longest - len(phrase)
             there = cluster.ids[:, row] == q
-            changed = np.flatnonzero(there.any(axis=0))
-            tried = prices[:, :, changed]
-            tried[:, row][there[:, changed]] = FEW + len(phrase)
-            found = segment(tried)
-            after = found[cluster.lengths[changed], np.arange(len(changed))] // FEW
-            now_used = used - int((costs[changed] - after) @ cluster.times[changed])
+            prices[:, row][there] = FEW + len(phrase)
+            found = segment(prices)
+            now_used = int((found[cluster.lengths, columns] // FEW) @ cluster.times)
             now = code.total(*new, now_used, cluster.size)
             if now - total < 0:
-                prices[:, :, changed], last[:, changed], costs[changed] = tried, found, after
                 phrases.append(phrase)
                 known.add(q)
-                length, used, total, merged = new[1], now_used, now, True
+                last, length, used, total, merged = found, new[1], now_used, now, True
                 break
-    return Dictionary(tuple(phrases), _uses(cluster, last), _costs(cluster, costs), total)
+            prices[:, row][there] = NEVER
+    return Dictionary(
+        tuple(phrases), _uses(cluster, last), _costs(cluster, last[cluster.lengths, columns] // FEW), total
+    )
 
 
 def is_power(phrase: Phrase) -> bool:

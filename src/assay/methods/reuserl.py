@@ -143,9 +143,9 @@ class ReuseRL(Method):
         return metrics
 
     def symbols(self, trace: Trace, library: Library) -> Phrase:
-        """The skill sequence of a trace; what is no skill of its environment is "other", or dropped."""
+        """The skills of a trace; an invalid action, whatever its verb, and a skill of no alphabet are "other", or dropped."""
         known = {skill: i for i, skill in enumerate(library.alphabet)}
-        found = (known.get(turn.skill, known.get(OTHER)) for turn in trace.turns)
+        found = (known.get(turn.skill if turn.valid else OTHER, known.get(OTHER)) for turn in trace.turns)
         return tuple(symbol for symbol in found if symbol is not None)
 
     def tables(self) -> Mapping[str, list[dict[str, Any]]]:

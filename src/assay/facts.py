@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from assay.learner.terms import BY_ENVIRONMENT
 from assay.protocols import Metrics
 from assay.rollout import Collection
 from assay.rows import Batch, Row, sampler_column
@@ -73,8 +74,9 @@ def _entropy(name: str, rows: Sequence[Row]) -> Metrics:
 
 
 def mean_of(updates: Sequence[Metrics]) -> Metrics:
-    """Over the optimiser steps of a batch: counts are summed, means per token are over the tokens of all, the rest is a
-    mean over the steps that had something to train on (over all where none had)."""
+    """Over the optimiser steps of a batch: counts are summed, means per token are over the tokens of all (those of one
+    environment over its own), the rest is a mean over the steps that had something to train on (over all where none
+    had)."""
     metrics: Metrics = {"updates": float(len(updates))}
     busy = [u for u in updates if u["tokens_trained"]] or updates
     for name in dict.fromkeys(name for u in updates for name in u):
@@ -82,9 +84,18 @@ def mean_of(updates: Sequence[Metrics]) -> Metrics:
         if name.startswith(("tokens_", "updates_", "rows_")):
             metrics[name] = float(sum(u[name] for u in updates if name in u))
         elif having:
-            weights = [u["tokens_trained"] for u in having] if name.endswith("_per_trained_token") else None
+            tokens = _tokens_under(name)
+            weights = [u[tokens] for u in having] if tokens else None
             metrics[name] = float(np.average([u[name] for u in having], weights=weights))
     return metrics
+
+
+def _tokens_under(name: str) -> str:
+    """The count of tokens that a mean per token is over; "" for any other metric."""
+    metric, bracket, environment = name.partition("[")
+    if bracket and metric in BY_ENVIRONMENT:
+        return f"tokens_policy[{environment}"
+    return "tokens_trained" if name.endswith("_per_trained_token") else ""
 
 
 def without_cut(batch: Batch) -> Batch:

@@ -29,6 +29,7 @@ from assay.protocols import UserError
 from assay.rows import Row, Stream
 
 LOSSES = ("policy", "nll", "kl", "value")
+BY_ENVIRONMENT = ("ratio", "clip_low", "clip_high")  # metrics of a mixture's environments, beside the whole's
 OURS = ("kl", "kl_kind", "length", "clip")  # constants that are not the gate's
 
 
@@ -42,6 +43,7 @@ class Term:
     rows: list[Row]
     weights: dict[int, NDArray[np.float64]]
     place: dict[int, int]
+    environments: tuple[str, ...] = ()  # of a policy stream's rows where they are of several
     skipped: int = 0  # target tokens of rows left out because their gradient is exactly 0
     totals: dict[str, float] = field(default_factory=dict)  # sums over target tokens, for the metrics
 
@@ -79,7 +81,8 @@ def prepare(streams: Sequence[Stream], skip_zero_advantage: bool) -> list[Term]:
             weights = losses.stream_weights(stream)
         except (ValueError, KeyError) as error:
             raise UserError(f"stream {stream.name!r}: {error}") from error
-        term = Term(stream, loss, gate or "ppo", [], {}, {})
+        names = sorted({row.trace.task.environment for row in stream.rows}) if loss == "policy" else []
+        term = Term(stream, loss, gate or "ppo", [], {}, {}, tuple(names) if len(names) > 1 else ())
         idle = skip_zero_advantage and loss == "policy" and not term.coefficient and not stream.constants.get("penalty")
         for index, (row, weight) in enumerate(zip(stream.rows, weights, strict=True)):
             if not weight.any():
@@ -158,6 +161,8 @@ def _policy(term: Term, computed: Computed) -> Tensor:
         ) from None
     for name, values in metrics.items():
         _count(term, name, values.sum())
+    if term.environments:
+        _count_environments(term, rows, torch.stack([metrics[name] for name in BY_ENVIRONMENT]))
     if "correction" in rows[0].columns:
         loss = loss * _column(rows, "correction", logprobs.device)
     if term.coefficient:
@@ -227,8 +232,21 @@ def _count(term: Term, name: str, value: Tensor) -> None:
     term.totals[name] = term.totals.get(name, 0.0) + float(value.detach())
 
 
+def _count_environments(term: Term, rows: list[Row], values: Tensor) -> None:
+    """Sums of the metrics [3, M] of a pack's tokens over those of each environment."""
+    place = {name: k for k, name in enumerate(term.environments)}
+    codes = np.repeat([place[row.trace.task.environment] for row in rows], [len(row.at) for row in rows])
+    code = torch.as_tensor(codes, device=values.device)
+    sums = torch.stack([torch.where(code == k, values, 0.0).sum(1) for k in range(len(place))]).tolist()
+    for environment, own in zip(term.environments, sums, strict=True):
+        for name, value in zip(BY_ENVIRONMENT, own, strict=True):
+            key = f"{name}[{environment}]"
+            term.totals[key] = term.totals.get(key, 0.0) + value
+
+
 def metrics_of(terms: Sequence[Term]) -> dict[str, float]:
-    """`loss` (weighted sum of all), `loss_STREAM`; of policy streams, means over their trained tokens."""
+    """`loss` (weighted sum of all), `loss_STREAM`; of policy streams, means over their trained tokens; where they hold
+    several environments, those of each as `ratio[ENVIRONMENT]` and so on, and `tokens_policy[ENVIRONMENT]`."""
     metrics = {"loss": sum(term.totals.get("loss", 0.0) for term in terms)}
     for term in terms:
         metrics[f"loss_{term.stream.name}"] = term.totals.get("loss", 0.0)
@@ -238,4 +256,12 @@ def metrics_of(terms: Sequence[Term]) -> dict[str, float]:
         values = [term.totals[name] for term in policy if name in term.totals]
         if values:
             metrics[f"{name}_per_trained_token"] = sum(values) / tokens
+    mixed = [term for term in policy if term.environments]
+    for environment in sorted({name for term in mixed for name in term.environments}):
+        rows = [row for term in mixed for row in term.rows if row.trace.task.environment == environment]
+        own = sum(len(row.at) for row in rows)
+        metrics[f"tokens_policy[{environment}]"] = float(own)
+        for name in BY_ENVIRONMENT if own else ():
+            key = f"{name}[{environment}]"
+            metrics[key] = sum(term.totals.get(key, 0.0) for term in mixed) / own
     return metrics

@@ -208,6 +208,24 @@ def test_a_damaged_line_is_named(run, line):
         run.read_metrics()
 
 
+def test_tables_come_back_and_a_step_without_any_has_no_line(run):
+    rows = [{"word": "go north", "n": np.int64(3), "share": np.float32(0.5), "odd": math.inf, "no": None, "yes": True}]
+    run.append_tables(1, {"Words": rows, "Empty": []})
+    run.append_tables(2, {"Empty": []})
+    run.append_tables(3, {})
+    line = (run.path / "tables.jsonl").read_text()
+    assert line.count("\n") == 1 and json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    found = [{"word": "go north", "n": 3, "share": 0.5, "odd": "inf", "no": None, "yes": True}]
+    assert run.read_tables() == [{"step": 1, "tables": {"Words": found}}]
+
+
+@pytest.mark.parametrize("tables", ["", 3, [], {"a": 1}, {"a": [1]}, {"a": [{"b": [1]}]}, {"a": [{"b": {}}]}])
+def test_a_line_without_tables_is_named(run, tables):
+    (run.path / "tables.jsonl").write_text(json.dumps({"step": 7, "tables": tables}) + "\n")
+    with pytest.raises(UserError, match=r"tables\.jsonl: expected tables of rows at step 7"):
+        run.read_tables()
+
+
 def test_cut_back_leaves_the_run_as_it_was_after_the_step(run):
     run.append_metrics(0, {"success": 0.1})
     run.write_traces("before", [make_trace(-1)])
@@ -215,6 +233,7 @@ def test_cut_back_leaves_the_run_as_it_was_after_the_step(run):
     for step in range(1, 7):
         run.append_metrics(step, {"success": step / 10})
         run.append_timings(step, {"seconds": 1.5})
+        run.append_tables(step, {"Words": [{"word": "a", "n": step}]})
         run.write_traces(step, [make_trace(step)])
         save(run, step, retention=Retention(last=9))
         if step == 4:

@@ -178,6 +178,37 @@ def stacked_bars(steps: Sequence[float], counts: Mapping[str, Sequence[float]], 
     return _svg("".join(parts), *frame.size, "outcomes per step")
 
 
+def heat_map(steps: Sequence[float], rows: Mapping[str, Sequence[float]], label: str = "") -> Markup:
+    """One line of cells per row, deeper where the number is larger (the other colour: below 0), empty where it is not
+    known; neighbouring steps are averaged where there are too many. "" without any number."""
+    per_cell = math.ceil(len(steps) / 60) if steps else 1
+    cells = {
+        name: [mean(values[i : i + per_cell]) for i in range(0, len(steps), per_cell)] for name, values in rows.items()
+    }
+    most = max((abs(v) for values in cells.values() for v in values if math.isfinite(v)), default=math.nan)
+    if not math.isfinite(most):
+        return Markup("")
+    width, left, height = 720, 220, 16
+    size = (width - left - RIGHT) / math.ceil(len(steps) / per_cell)
+    parts = []
+    for y, (name, values) in enumerate(cells.items()):
+        short = name if len(name) <= 36 else f"{name[:35]}…"
+        parts.append(f'<text x="{left - 8}" y="{y * height + 12}" text-anchor="end">{escape(short)}</text>')
+        for x, value in enumerate(values):
+            if math.isfinite(value):
+                first, last = steps[x * per_cell], steps[min((x + 1) * per_cell, len(steps)) - 1]
+                span = f"step {first:g}" if first == last else f"steps {first:g} to {last:g}"
+                place = f'x="{left + x * size:.1f}" y="{y * height}" width="{size:.2f}" height="{height - 1}"'
+                depth = f'fill="var(--c{0 if value >= 0 else 1})" fill-opacity="{abs(value) / (most or 1):.3f}"'
+                parts.append(
+                    f"<rect {place} {depth}><title>{escape(f'{name}, {span}: {number(value)}')}</title></rect>"
+                )
+    bottom = len(cells) * height
+    for x, anchor, step in ((left, "start", steps[0]), (width - RIGHT, "end", steps[-1])):
+        parts.append(f'<text x="{x}" y="{bottom + 14}" text-anchor="{anchor}">{number(step)}</text>')
+    return _svg("".join(parts), width, bottom + 20, label)
+
+
 def share_bar(parts: Mapping[str, float]) -> Markup:
     """One horizontal bar of shares that add up to the whole."""
     total, left, drawn = sum(parts.values()), 0.0, []

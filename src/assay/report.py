@@ -11,6 +11,7 @@ of timings.jsonl: step_s, and of it model_s, env_wait_s, update_s; tokens_per_s.
 of evaluation.json: {"before": {"sampled": RATE, "greedy": RATE, "ood": {the same}}, "after": the same},
     RATE = {"success", "low", "high", "n"} and, if it is there, "panel"; of a mixture also "environments": {NAME: the same}.
 of guard.jsonl: every line.
+of tables.jsonl: the last table of each title, and the rows' numbers over the steps (report_tables.py).
 of traces/: before.parquet and after.parquet, of which the tasks in both give the examples.
 
 Everything shown is untrusted (a model or an environment wrote it): the template escapes all of it, and the page's
@@ -35,6 +36,7 @@ from assay.config import flat
 from assay.files import write_file
 from assay.protocols import UserError
 from assay.records import Records, anomalies, is_number, points_of, series, total
+from assay.report_tables import method_tables
 from assay.rundir import RunDir
 from assay.trace import Ids, Trace
 from assay.transcripts import episode, paired_examples
@@ -104,6 +106,7 @@ def page(run: RunDir, decode: Callable[[Ids], str] | None, context: Mapping[str,
     metrics = _readable(run.read_metrics, [], problems)
     timings = _readable(run.read_timings, [], problems)
     guard = _readable(run.read_guard, [], problems)
+    tables = _readable(run.read_tables, [], problems)
     evaluation = _readable(lambda: run.evaluation, {}, problems)
     traces = {
         when: _readable(lambda when=when: run.read_traces(when), [], problems)  # type: ignore[misc]
@@ -119,7 +122,7 @@ def page(run: RunDir, decode: Callable[[Ids], str] | None, context: Mapping[str,
         "times": time_shares(timings),
         "outcomes": outcomes(metrics),
         "examples": examples(traces, decode, context.get("advantages", {})),
-        "tables": context.get("tables", ()),
+        "tables": [*method_tables(tables), *context.get("tables", ())],
         "dropped": dropped(metrics),
         "anomalies": [
             *problems,

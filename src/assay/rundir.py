@@ -4,6 +4,7 @@
     metrics.jsonl         one object a step: facts that a resumed run repeats bit for bit
     timings.jsonl         one object a step: clocks and rates, which it does not
     guard.jsonl           one object for each thing that the guard has said: step, code, text
+    tables.jsonl          one object for each step in which a method had tables: {"step", "tables": {title: rows}}
     evaluation.json       held-out success before and after
     traces/               step-000012.parquet, and named ones (before.parquet, after.parquet)
     checkpoints/          see checkpoints.py
@@ -38,7 +39,8 @@ from assay.trace import Trace
 from assay.trace_store import read_traces, write_traces
 
 CONFIG, METRICS, TIMINGS, GUARD, LOCK = "config.toml", "metrics.jsonl", "timings.jsonl", "guard.jsonl", ".lock"
-LINES = (METRICS, TIMINGS, GUARD)
+TABLES = "tables.jsonl"
+LINES = (METRICS, TIMINGS, GUARD, TABLES)
 CONFIG_BYTES = 1 << 20
 JSON_BYTES = 1 << 26
 LOCK_PATIENCE = 3.0  # seconds that workers of a killed process may take to notice and let the lock go
@@ -138,6 +140,14 @@ class RunDir:
     def append_guard(self, step: int, line: Mapping[str, str]) -> None:
         self._append(GUARD, step, line)
 
+    def append_tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Tables of a step by title; none of them, no line. A cell that is not finite is written as its name."""
+        written = {
+            title: [{k: _cell(v) for k, v in row.items()} for row in rows] for title, rows in tables.items() if rows
+        }
+        if written:
+            self._append(TABLES, step, {"tables": written})
+
     def read_metrics(self) -> list[dict[str, Any]]:
         return [record for _, record in self._records(METRICS)]
 
@@ -146,6 +156,17 @@ class RunDir:
 
     def read_guard(self) -> list[dict[str, Any]]:
         return [record for _, record in self._records(GUARD)]
+
+    def read_tables(self) -> list[dict[str, Any]]:
+        """{"step", "tables": {title: rows}} for each step that has any; UserError where a line is something else."""
+        records = [record for _, record in self._records(TABLES)]
+        for record in records:
+            if not _are_tables(record.get("tables")):
+                raise UserError(
+                    f"{self.path / TABLES}: expected tables of rows at step {record['step']}, found "
+                    f"{str(record.get('tables'))[:80]!r}: repair or remove the file"
+                )
+        return records
 
     def _append(self, name: str, step: int, values: Mapping[str, Any]) -> None:
         """One whole line in the system's hands, or none: a full disk takes back what it had written of it."""
@@ -317,6 +338,19 @@ def decode_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `encode_record`, the step included."""
     values = {name: value for name, value in record.items() if name != "nonfinite"}
     return values | {name: float(text) for name, text in record.get("nonfinite", {}).items()}
+
+
+def _cell(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _are_tables(value: Any) -> bool:
+    """Is it {title: [{key: scalar}]}?"""
+    tables = list(value.values()) if isinstance(value, dict) else [None]
+    rows = [row for table in tables for row in (table if isinstance(table, list) else [None])]
+    cells = [cell for row in rows for cell in (row.values() if isinstance(row, dict) else [rows])]
+    return all(cell is None or isinstance(cell, str | int | float) for cell in cells)
 
 
 def _write_config(path: Path, config: Mapping[str, Any]) -> None:

@@ -331,6 +331,7 @@ def _phases(
         if config.runtime.traces_every and step % config.runtime.traces_every == 0:
             run.write_traces(step, [t for g in batch.groups + batch.dropped for t in (*g.traces, *g.others)])
         run.append_metrics(step, metrics)
+        run.append_tables(step, {title: rows for m in trainer.methods for title, rows in m.tables().items()})
         if trainer.guard:
             timings["guard_s"] = watch(trainer.guard, run, step, metrics, display.note)
         run.append_timings(step, timings)

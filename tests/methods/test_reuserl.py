@@ -21,7 +21,9 @@ from assay.methods.registry import class_of, make
 from assay.methods.reuserl import ReuseRL
 from assay.protocols import Setting, UserError, World
 from assay.rows import Batch, Layout, build_rows
+from assay.rundir import RunDir
 from assay.trace import Group, Outcome, Provenance, TaskKey, Trace, Turn
+from assay.train import resume, train
 
 DATA = Path(__file__).parent.parent / "data"
 SKILLS = {"S": "search", "T": "take", "M": "move", "D": "deliver", "?": "other"}
@@ -316,6 +318,29 @@ def test_p18_a_state_from_before_the_first_step_is_that_state():
     fresh = bound_to()
     fresh.load_state_dict(decode_state(state, arrays))
     assert "reuserl_churn" not in priced(fresh, MANY)[1]
+
+
+@pytest.mark.slow
+def test_a_stopped_and_resumed_run_has_the_same_tables(tmp_path):
+    base = {
+        "env": "babyai/GoToRedBallNoDists",
+        "method": ["grpo", "reuserl"],
+        "method_args": {"reuserl": {"cost": "count_sum"}},
+        "model": "tiny-300k",
+        "planned_steps": 4,
+        "tasks_per_step": 4,
+        "rollouts_per_task": 8,
+        "max_turn_tokens": 4,
+        "evaluation": {"tasks": 0},
+        "warm_start": {"episodes": 100, "passes": 4, "learning_rate": 3e-3, "from_scratch": True},
+    }
+    train({**base, "steps": 4, "out": str(tmp_path / "whole")})
+    train({**base, "steps": 2, "out": str(tmp_path / "parts")})
+    resume(tmp_path / "parts", "4")
+    for name in ("tables.jsonl", "metrics.jsonl"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+    assert [record["step"] for record in RunDir(tmp_path / "whole").read_tables()] == [1, 2, 3, 4]
+    assert "Phrases that spell the successes of" in (tmp_path / "whole" / "report.html").read_text()
 
 
 # ---------------------------------------------------------------------------------------------------- refusals

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,15 +51,6 @@ class Transition(NamedTuple):
     trace: Trace
     turn: int
     after: str
-
-
-@dataclass(slots=True)
-class Examples:
-    """One example and how many equal ones there are. `row` is None where not one target token fits."""
-
-    row: Row | None
-    truncated: bool
-    count: int = 0
 
 
 def transitions(trace: Trace) -> list[Transition]:
@@ -183,36 +173,37 @@ class EnvRL(Method):
 
     def _stream(self, name: str, weight: float, chosen: Sequence[Transition]) -> Stream:
         """All examples of one kind; equal ones are one row that weighs as much as they do."""
-        known: dict[Any, Examples] = {}
+        equal: dict[tuple[str, bytes, str, bytes], list[Transition]] = {}
         for transition in chosen:
-            turn = transition.trace.turns[transition.turn]
-            if name == "id" and not turn.valid:
-                continue  # what was not understood is no action; as dynamics ("nothing happens") it is true
-            if name == "id" and self.skip_noop and (turn.noop or transition.after == turn.observation):
+            if name == "sp" or self._names_an_action(transition):
+                trace, target = transition.trace, self._target(name, transition)[0]
+                question = self._question(name, transition)
+                key = (trace.task.environment, trace.prompt_ids.tobytes(), question, target.tobytes())
+                equal.setdefault(key, []).append(transition)
+        rows: list[Row] = []
+        counts: list[int] = []
+        truncated = dropped = 0
+        for (_, _, question, _), same in equal.items():
+            row, cut = self._row(name, same[0], question)
+            if row is None:
+                dropped += len(same)
                 continue
-            question = self._question(name, transition)
-            answer = transition.after if name == "sp" else turn.action
-            if name == "id" and self.view == "response":
-                answer = turn.ids.tobytes().hex()
-            key = (transition.trace.task.environment, transition.trace.prompt_ids.tobytes(), question, answer)
-            if key not in known:
-                known[key] = self._examples(name, transition, question, answer)
-            known[key].count += 1
-        every = list(known.values())
-        pairs = [(example.row, example.count) for example in every if example.row is not None]
-        rows, counts = [row for row, _ in pairs], [count for _, count in pairs]
+            truncated += cut * len(same)
+            rows.append(row)
+            counts.append(len(same))
         if rows:
             weights = multiplicities(counts, [len(row.at) for row in rows], self.denominator)
             for row, each in zip(rows, weights, strict=True):
                 row.columns[WEIGHT] = np.full(len(row.at), each, np.float32)
-        metrics = {
-            f"envrl_lam_{name}": weight,
-            f"envrl_examples_{name}": float(sum(counts)),
-            f"envrl_rows_{name}": float(len(rows)),
-            f"envrl_truncated_{name}": float(sum(e.count for e in every if e.truncated and e.row is not None)),
-            f"envrl_dropped_{name}": float(sum(e.count for e in every if e.row is None)),
-        }
+        numbers = {"lam": weight, "examples": sum(counts), "rows": len(rows)}
+        numbers |= {"truncated": truncated, "dropped": dropped}
+        metrics = {f"envrl_{key}_{name}": float(value) for key, value in numbers.items()}
         return Stream(name, rows, "nll", self.denominator, {}, weight, WEIGHT, metrics)
+
+    def _names_an_action(self, transition: Transition) -> bool:
+        """What the environment did not understand is no action to name; as dynamics ("nothing happens") it is true."""
+        turn = transition.trace.turns[transition.turn]
+        return turn.valid and not (self.skip_noop and (turn.noop or transition.after == turn.observation))
 
     def _question(self, name: str, transition: Transition) -> str:
         """The text that the target answers. Of the next turn SP sees nothing; ID sees raw observations only, no later
@@ -225,29 +216,32 @@ class EnvRL(Method):
         asked = words.sp.format(action=turn.action) if name == "sp" else words.id.format(after=after)
         return "".join(past) + words.seen.format(seen=turn.observation) + asked
 
-    def _examples(self, name: str, transition: Transition, question: str, answer: str) -> Examples:
-        """The row behind the episode's own prompt: question as an observation, target as the answer to it."""
-        trace, turn = transition.trace, transition.trace.turns[transition.turn]
-        renderer: Any = self.setting.worlds[trace.task.environment].renderer
-        asked, asked_provenance = renderer.observation(question, first=True)
-        target: Ids
+    def _target(self, name: str, transition: Transition) -> tuple[Ids, NDArray[np.uint8]]:
+        """(ids, provenance), the end token included; sampled ids are spliced as they are."""
+        turn = transition.trace.turns[transition.turn]
         if name == "id" and self.view == "response":
-            target, provenance = turn.ids, turn.provenance
-        else:
-            target = renderer.answer(answer)
-            provenance = np.full(len(target), Provenance.FORCED, np.uint8)
-        start = len(trace.prompt_ids) + len(asked)
-        length = min(len(target), self.max_target, self.setting.max_row_tokens - start)
-        if length < 1:
-            return Examples(None, truncated=True)
+            return turn.ids, turn.provenance
+        renderer: Any = self.setting.worlds[transition.trace.task.environment].renderer
+        ids: Ids = renderer.answer(transition.after if name == "sp" else turn.action)
+        return ids, np.full(len(ids), Provenance.FORCED, np.uint8)
+
+    def _row(self, name: str, transition: Transition, question: str) -> tuple[Row | None, bool]:
+        """(row, was its target cut): the question as an observation behind the episode's own prompt, and its answer. None
+        where not one target token fits."""
+        trace, (target, provenance) = transition.trace, self._target(name, transition)
+        asked = self.setting.worlds[trace.task.environment].renderer.observation(question, first=True)
+        start = len(trace.prompt_ids) + len(asked[0])
+        end = start + min(len(target), self.max_target, self.setting.max_row_tokens - start)
+        if end <= start:
+            return None, True
         row = Row(
             trace,
             transition.turn,
             name,
-            np.concatenate([trace.prompt_ids, asked, target[:length]]).astype(np.int32),
-            np.concatenate([trace.prompt_provenance, asked_provenance, provenance[:length]]).astype(np.uint8),
-            np.arange(start, start + length, dtype=np.int32),
-            np.full(length, transition.turn, np.int32),
+            np.concatenate([trace.prompt_ids, asked[0], target])[:end].astype(np.int32),
+            np.concatenate([trace.prompt_provenance, asked[1], provenance])[:end].astype(np.uint8),
+            np.arange(start, end, dtype=np.int32),
+            np.full(end - start, transition.turn, np.int32),
             shared=len(trace.prompt_ids),
         )
-        return Examples(row, truncated=length < len(target))
+        return row, end - start < len(target)

@@ -119,8 +119,7 @@ def build(config: RunConfig) -> Bench:
         network, tokenizer = load_policy(config)
         length = min(network.max_length, config.max_episode_tokens)
         for name, pool in pools.items():
-            instructions = _instructions(config, tokenizer, pool)
-            renderers[name] = ChatRenderer(tokenizer, instructions, thinking=config.thinking)
+            renderers[name] = renderer_of(config, tokenizer, pool.spec)
             if layout.name == "window" and not renderers[name].windows:
                 raise UserError(
                     f"layout {config.layout!r} needs a chat template with a system message: use layout append"
@@ -248,10 +247,11 @@ def _curriculum(config: RunConfig, pool: Pool) -> Curriculum:
     return Curriculum(config.seed, size, quotas[pool.name], pool.name)
 
 
-def _instructions(config: RunConfig, tokenizer: Any, pool: Pool) -> str:
+def renderer_of(config: RunConfig, tokenizer: Any, spec: Mapping[str, Any]) -> ChatRenderer:
+    """With the full or brief instructions of an environment whose process says `spec` of itself."""
     built_in = tokenizer.init_kwargs.get("assay_prompt") == "brief"
     brief = config.prompt == "brief" or (config.prompt == "auto" and built_in)
-    return str(pool.spec["brief" if brief else "instructions"])
+    return ChatRenderer(tokenizer, str(spec["brief" if brief else "instructions"]), thinking=config.thinking)
 
 
 def _with_adapter(model: Any, config: RunConfig) -> Any:

@@ -26,7 +26,7 @@ from assay.envs.remote import RemoteEnv
 from assay.executors import Executor, Watch
 from assay.files import read_file, write_file, write_json, writing
 from assay.judge import curve, judge, self_difference
-from assay.methods.presets import PRESETS
+from assay.methods.registry import compose, fidelity_of
 from assay.protocols import UserError
 from assay.rundir import lock
 from assay.seeds import EVALUATIONS, Job, key, made, rate_of, read_row, split_metric, value
@@ -99,6 +99,11 @@ def check(plan: Plan) -> None:
     if len(set(plan.seeds)) < 2:
         raise UserError("a comparison needs two training seeds at least, and says little below five: --seeds 8")
     configs = {name: resolve(values, f"arm {name!r}") for name, values in plan.arms.items()}
+    for name, config in configs.items():
+        try:
+            compose(config.method[1:], config.method_args)
+        except UserError as error:
+            raise UserError(f"arm {name!r}: {error}") from error
     for field in ("env", "env_args"):
         if len({str(getattr(config, field)) for config in configs.values()}) > 1:
             raise UserError(f"the arms differ in {field}: success on unlike tasks cannot be compared")
@@ -317,7 +322,7 @@ def _arm(plan: Plan, arm: str, rows: Mapping[tuple[str, int], Any], figures: Map
     return {
         "method": methods,
         "differs": _differs(plan, arm),
-        "fidelity": PRESETS[methods[0]].fidelity if methods[0] in PRESETS else "inferred",
+        "fidelity": fidelity_of(methods),
         "seeds": seeds,
         "mean": means,
     }

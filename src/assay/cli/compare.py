@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 from rich.console import Console
 
-from assay.cli.flags import Help, Line, read, show_help, split
+from assay.cli.flags import Help, Line, dotted, read, show_help, split
 from assay.cli.layers import read_train
+from assay.cli.preflight import warnings
 from assay.cli.tables import console
-from assay.config import Section
+from assay.config import Section, environments, method_names, resolve
 from assay.protocols import UserError
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def compare(line: Line) -> int:
     from assay.compare import create
     from assay.compare_report import terminal
 
+    notes: list[str] = []
     if len(line.positional) == 1 and (Path(line.positional[0]) / "compare.toml").exists():
         folder = Path(line.positional[0])
         if common:
@@ -85,11 +87,14 @@ def compare(line: Line) -> int:
         if asked.add_seeds:
             raise UserError("--add-seeds is for a comparison that exists: give its folder, or --seeds for a new one")
         plan = plan_of(line.positional, common, asked)
+        notes = cautions(plan)
         folder = Path(asked.out or default_folder(plan))
         if plan.store is not None:
             plan.store = os.path.relpath(plan.store, folder)  # found again from wherever the comparison is gone on with
         create(folder, plan)
     err = console()
+    for note in notes:
+        err.print(note, style="dim")
     try:
         with watching(err) as watch:
             result = run(folder, executor(asked.executor, asked.jobs), watch, asked.add_seeds)
@@ -114,12 +119,16 @@ def plan_of(arms: Sequence[str], common: Sequence[tuple[str, list[str]]], asked:
         raise UserError("--seed is for one run; the seeds of a comparison are --seeds N, the same for every arm")
     found: dict[str, dict[str, Any]] = {}
     noise: list[str] = []
+    sections = {section for arm in arms for section in _sections(arm)}
     for arm in arms:
         name = " ".join(arm.split())
         if name in found:
             noise.append(name)
         else:
-            found[name] = _arm(name, common, asked.base)
+            others = sections - _sections(name)  # --aem.lam is for the arms that name aem
+            found[name] = _arm(
+                name, [(flag, words) for flag, words in common if _section(flag) not in others], asked.base
+            )
     words = ["assay", "compare", *arms, *(w for t, ws in common for w in (f"--{t}", *ws)), "--seeds", str(asked.seeds)]
     words += ["--metric", asked.metric] if asked.metric != Compare().metric else []
     return Plan(
@@ -139,7 +148,7 @@ def _arm(text: str, common: Sequence[tuple[str, list[str]]], base: str | None) -
     from assay.compare import arm_of
 
     line = split(shlex.split(text))
-    methods = [name for word in line.positional for name in word.split(",") if name]
+    methods = _methods(text)
     if not methods:
         raise UserError(f'arm {text!r} names no method: begin with one, as in "grpo --learning-rate 1e-3"')
     given = [*common, ("method", methods), *line.given]
@@ -152,6 +161,36 @@ def _arm(text: str, common: Sequence[tuple[str, list[str]]], base: str | None) -
         if f"runtime.{name}" not in said:
             values["runtime"][name] = value
     return values
+
+
+def _methods(arm: str) -> list[str]:
+    return method_names(split(shlex.split(arm)).positional)
+
+
+def _sections(arm: str) -> set[str]:
+    """First words of the flags that set its further methods."""
+    return {method.rpartition(":")[2].replace("-", "_") for method in _methods(arm)[1:]}
+
+
+def _section(flag: str) -> str:
+    return dotted(flag).removeprefix("method_args.").partition(".")[0]
+
+
+def cautions(plan: Plan) -> list[str]:
+    """What the methods say of their arms, as a run would when it begins. UserError where one cannot work there."""
+    from assay.cli.plan import look
+
+    configs = {arm: resolve(values, f"arm {arm!r}") for arm, values in plan.arms.items()}
+    found: list[str] = []
+    specs: dict[str, Any] = {}  # the arms share their environments
+    for arm, config in configs.items():
+        try:
+            for name in environments(config) if len(config.method) > 1 else ():
+                specs[name] = specs.get(name) or look(config, name).spec
+            found += [f"arm {arm!r}: {text}" for text in warnings(config, specs)]
+        except UserError as error:
+            raise UserError(f"arm {arm!r}: {error}") from error
+    return found
 
 
 def default_folder(plan: Plan) -> str:

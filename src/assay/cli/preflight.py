@@ -59,14 +59,10 @@ def _layout(config: RunConfig) -> Layout:
 
 
 def _renderer(config: RunConfig, spec: Mapping[str, Any]) -> Any:
-    from assay.build import policy_folder
+    from assay.build import policy_folder, renderer_of
     from assay.model import load_tokenizer
-    from assay.renderers import ChatRenderer
 
     folder = policy_folder(config.model)
     if not Path(folder).is_dir():
         raise NotHere
-    tokenizer = load_tokenizer(folder)
-    built_in = tokenizer.init_kwargs.get("assay_prompt") == "brief"
-    brief = config.prompt == "brief" or (config.prompt == "auto" and built_in)
-    return ChatRenderer(tokenizer, str(spec["brief" if brief else "instructions"]), thinking=config.thinking)
+    return renderer_of(config, load_tokenizer(folder), spec)

@@ -1,6 +1,6 @@
 """A method of your own: a small price on every turn, so that short successes are worth more.
 
-assay train --env countdown --method grpo examples.my_method:MyMethod --method-args.MyMethod.price 0.02
+assay train --env countdown --method grpo,examples.my_method:MyMethod --MyMethod.price 0.02
 """
 
 import assay

@@ -13,40 +13,53 @@ from pathlib import Path
 from typing import Any
 
 from assay.cli.methods import describe, names, shown
+from assay.config import Slots
 from assay.methods.registry import FIDELITIES
 
 ROOT = Path(__file__).parents[1]
 METHODS = "docs/methods"
+SHARED = f"{METHODS}/baselines.md"  # of the presets that have no page of their own; all slots are there
 BEGIN, END = "<!-- generated: make pages -->", "<!-- end -->"
 
 
 def main(arguments: list[str]) -> int:
-    found = stale()
-    for path, text in found.items():
-        if "--check" in arguments:
-            print(f"{path} is stale: make pages")
-        else:
+    found, check = blocks(), "--check" in arguments
+    lacking = [path for path in found if not _parts(path)]
+    for path in lacking:
+        print(f"{path} has no block to fill: write it, with the two lines {BEGIN} and {END}")
+    old = stale()
+    for path, text in old.items():
+        print(f"{path} is stale: make pages" if check else f"wrote {path}")
+        if not check:
             (ROOT / path).write_text(text, "utf-8")
-            print(f"wrote {path}")
-    return int(bool(found)) if "--check" in arguments else 0
+    return int(bool(lacking or (check and old)))
 
 
 def stale() -> dict[str, str]:
-    """Path -> its text as it should be, of the files whose generated block is not. SystemExit for a file without one."""
-    blocks = {page: block(methods) for page, methods in pages().items()}
-    blocks[f"{METHODS}/README.md"] = overview("", stages=True)
-    blocks["README.md"] = overview(f"{METHODS}/", stages=False)
+    """Path -> its text as it should be, of the files whose block is another one."""
     found = {}
-    for path, inner in blocks.items():
-        old = (ROOT / path).read_text("utf-8") if (ROOT / path).exists() else ""
-        head, begin, rest = old.partition(BEGIN)
-        _, end, tail = rest.partition(END)
-        if not (begin and end):
-            raise SystemExit(f"{path} has no block to fill: write it, with the two lines {BEGIN} and {END}")
-        new = f"{head}{BEGIN}\n{inner}\n{END}{tail}"
-        if new != old:
-            found[path] = new
+    for path, inner in blocks().items():
+        if parts := _parts(path):
+            old, new = parts[1], f"\n{inner}\n"
+            if old != new:
+                found[path] = f"{parts[0]}{BEGIN}{new}{END}{parts[2]}"
     return found
+
+
+def blocks() -> dict[str, str]:
+    """Path -> what stands between its markers."""
+    found = {page: block(methods) for page, methods in pages().items()}
+    found[f"{METHODS}/README.md"] = overview("", stages=True)
+    found["README.md"] = overview(f"{METHODS}/", stages=False)
+    return found
+
+
+def _parts(path: str) -> tuple[str, str, str] | None:
+    """What is before, between and after the markers; None for a file that is not there or has none."""
+    text = (ROOT / path).read_text("utf-8") if (ROOT / path).exists() else ""
+    before, begin, rest = text.partition(BEGIN)
+    between, end, after = rest.partition(END)
+    return (before, between, after) if begin and end else None
 
 
 def pages() -> dict[str, list[dict[str, Any]]]:
@@ -79,21 +92,33 @@ def _paper(known: dict[str, Any]) -> Iterable[str]:
 
 def _presets(methods: list[dict[str, Any]]) -> Iterable[str]:
     yield table(
-        ("preset", "idea", "paper", "fidelity"),
-        [(f"`{m['name']}`", m["line"], linked(m["paper"]), m["fidelity"]) for m in methods],
+        ("preset", "idea", "paper", "fidelity", "sets"),
+        [(f"`{m['name']}`", m["line"], linked(m["paper"]), m["fidelity"], _sets(m)) for m in methods],
     )
     yield f"    {methods[0]['example']}"
     stages = [dict(stage.split(": ", 1) for stage in m["stages"]) for m in methods]
     titles = list(dict.fromkeys(title for own in stages for title in own))
     rows = [(f"`{m['name']}`", *(own.get(t, "") for t in titles)) for m, own in zip(methods, stages, strict=True)]
     yield table(("preset", *titles), rows)
-    differs = {slot for m in methods for slot in m["differs"]}
-    chosen = [s for s in methods[0]["settings"] if s["name"] in differs]
-    by_name = [{s["name"]: s for s in m["settings"]} for m in methods]
-    yield table(
-        ("slot", "meaning", *(f"`{m['name']}`" for m in methods)),
-        [(f"`{s['flag']}`", s["meaning"], *(shown(own[s["name"]]["default"]) for own in by_name)) for s in chosen],
-    )
+    usual = Slots().model_dump()
+    rows = [
+        (f"`{s['flag']}`", f"`{shown(usual[s['name']])}`", s["type"], s["meaning"])
+        for s in methods[0]["settings"]
+        if methods[0]["page"] == SHARED or _concerns(s, methods)
+    ]
+    yield table(("slot", "default", "type", "meaning"), rows)
+    if methods[0]["page"] != SHARED:
+        yield f"All slots: [{Path(SHARED).stem}]({Path(SHARED).name})."
+
+
+def _sets(preset: dict[str, Any]) -> str:
+    return ", ".join(f"`{slot} = {shown(value)}`" for slot, value in preset["differs"].items()) or "the defaults"
+
+
+def _concerns(setting: dict[str, Any], methods: list[dict[str, Any]]) -> bool:
+    """Does one of the presets set the slot, or does its meaning speak of one?"""
+    named = {m["name"] for m in methods} | {str(m["differs"].get("advantage", "")) for m in methods} - {""}
+    return any(setting["name"] in m["differs"] for m in methods) or any(name in setting["meaning"] for name in named)
 
 
 def overview(folder: str, stages: bool) -> str:
@@ -118,8 +143,8 @@ def linked(paper: str, short: bool = False) -> str:
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(head)
-    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines).replace("|  |", "| |")
+    lines = [f"| {' | '.join(cells)} |" for cells in [head, *([c.replace("|", "\\|") for c in row] for row in rows)]]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]]).replace("|  |", "| |")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class Trainer:
         self.needs = _needs(self.methods, learner, self.config)
         for method in self.methods:
             for warning in method.bind(bench.setting):
-                display.note(f"{type(method).__name__}: {warning}")
+                display.note(f"{method.name or type(method).__name__}: {warning}")
         self.guard: Guard | None = None
 
     def step(self) -> tuple[Metrics, Metrics, Batch]:

@@ -27,7 +27,7 @@ def test_a_class_is_described_by_its_source(papers: None) -> None:
     known = describe("sharp-er")
     assert (known["line"], known["paper"]) == ("Sharpens the advantage", "arXiv 1234.56789, Sharper")
     assert (known["fidelity"], known["page"]) == ("reconstruction", "docs/methods/sharp-er.md")
-    assert known["stages"] == ["advantage (rescales)", "needs entropy"]  # bind is none
+    assert known["stages"] == ["advantage (reads or rescales)", "needs entropy"]  # bind is none
     assert [tuple(s.values()) for s in known["settings"]] == [
         ("lam", "--sharp-er.lam", "float", 1.0, "how sharp; 0 switches it off (paper: 1)."),
         ("pace", "--sharp-er.pace", "ratio | tanh", "ratio", "what follows the ratio."),
@@ -126,7 +126,7 @@ def test_one_method_with_everything(papers: None, capsys: Text) -> None:
     for text in (
         "sharp-er: Sharpens the advantage",
         "fidelity  reconstruction: known but for some part",
-        "stages    advantage (rescales), needs entropy",
+        "stages    advantage (reads or rescales), needs entropy",
         "docs/methods/sharp-er.md",
         "assay train --env countdown --method grpo,sharp-er",
         "--sharp-er.keep-all  bool, default true",

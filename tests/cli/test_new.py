@@ -34,9 +34,9 @@ def test_what_new_writes_runs_as_it_is(
 def test_the_examples_run_together(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     out = tmp_path / "run"
-    command = "train --env examples.my_env:MyEnv --method grpo examples.my_method:MyMethod --warm-start.episodes 4"
+    command = "train --env examples.my_env:MyEnv --method grpo,examples.my_method:MyMethod --warm-start.episodes 4"
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path))
-    more = ["--method-args.MyMethod.price", "0.25", "--model", str(policy), "--out", str(out), *TINY]
+    more = ["--MyMethod.price", "0.25", "--model", str(policy), "--out", str(out), *TINY]
     assert main([*command.split(), *more]) == 0
     (metrics,) = RunDir(out).read_metrics()
     assert metrics["turn_price"] == 0.25 * metrics["turns"]

@@ -55,6 +55,7 @@ def methods(line: Line) -> int:
             "'assay methods NAME' says more. A preset comes first, papers go around it: --method grpo,aem --aem.lam 0.5\n"
             "your own: --method grpo,package.module:Class ('assay new method NAME')"
         )
+        records = [record | {"paper": record["paper"].partition(",")[0]} for record in records]
         _table(records, ("name", "line", "paper", "fidelity"), more)
     return 0
 

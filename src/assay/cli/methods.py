@@ -21,7 +21,7 @@ HOOKS = {  # of protocols.Method, in the order in which a step calls them -> in 
     "rows": "rows (further views)",
     "reward": "reward",
     "advantage": "advantage (sets it)",
-    "modulate": "advantage (rescales)",
+    "modulate": "advantage (reads or rescales)",
     "streams": "loss streams",
     "tables": "tables of the report",
     "state_dict": "state",

@@ -18,7 +18,10 @@ NEXT = {
         "assay play --env {module}:{cls} --policy random",
         "assay train --env {module}:{cls} --steps 5 --evaluation.tasks 20",
     ),
-    "method": ("assay train --method grpo {module}:{cls} --steps 5 --evaluation.tasks 20",),
+    "method": (
+        "assay methods {module}:{cls}",
+        "assay train --method grpo,{module}:{cls} --steps 5 --evaluation.tasks 20",
+    ),
 }
 
 

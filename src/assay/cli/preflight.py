@@ -43,9 +43,9 @@ def warnings(config: RunConfig, specs: Mapping[str, Mapping[str, Any]]) -> list[
         config.seed,
     )
     found = []
-    for name, method in zip(config.method[1:], further, strict=True):
+    for method in further:
         try:
-            found += [text if text.startswith(name) else f"{name}: {text}" for text in method.bind(setting)]
+            found += [f"{method.name or type(method).__name__}: {text}" for text in method.bind(setting)]
         except NotHere:
             continue
     return found

@@ -109,7 +109,7 @@ class EnvRL(Method):
     """
 
     name = "envrl"
-    paper = "2606.17680, EnvRL: Learn from Environment Dynamics in Agentic Reinforcement Learning"
+    paper = "arXiv 2606.17680, EnvRL: Learn from Environment Dynamics in Agentic Reinforcement Learning"
     fidelity = "reconstruction"
 
     def __init__(

@@ -71,16 +71,19 @@ PRESETS: dict[str, Preset] = {
         "arXiv 1707.06347",
         {"advantage": "turn-gae", "denominator": "token", "dual_clip": 3.0, "gamma": 0.95},
         fidelity="inferred",  # as agent frameworks have it, after the turn-level part of RAGEN's bi-level GAE
+        page="ppo",
     ),
     "gigpo": Preset(
         "group advantage plus that of steps with the same observation, mean over tokens",
         "arXiv 2505.10978",
         {"advantage": "gigpo", "denominator": "token", "gamma": 0.95},
+        page="gigpo",
     ),
     "hgpo": Preset(
         "steps compared under ever longer shared histories, mean over tokens",
         "Hierarchy-of-Groups Policy Optimization, ICLR 2026",
         {"advantage": "hgpo", "denominator": "token", "gamma": 0.95},
+        page="gigpo",
     ),
     "starpo-s": Preset(
         "PPO with a critic on the quarter of the groups whose rewards differ most",

@@ -48,6 +48,16 @@ class Other(Estimator):
     """Sets it too."""
 
 
+class Needy(Method):
+    """Has a setting without default.
+
+    must: it must be given.
+    """
+
+    def __init__(self, must: float, lam: float = 1.0) -> None:
+        self.must = must
+
+
 class Reader(Method):
     """Looks at the renderer before the run."""
 

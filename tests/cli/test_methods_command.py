@@ -55,7 +55,7 @@ class Idea(Method):
             self.keep = lambda group: True
 
     def streams(self, rows, streams, progress):
-        advantage = rows = 3
+        advantage = rows.select = 3
         return streams
 """
 

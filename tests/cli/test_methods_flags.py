@@ -52,6 +52,15 @@ def test_a_file_with_settings_survives_a_flag_and_another_method_takes_none_of_t
     assert ask(f"{file} --method sharp-er").config.slots.advantage == "grpo"
 
 
+def test_a_setting_without_default_may_come_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('method = ["grpo", "fake_methods:Needy"]\n[method_args."fake_methods:Needy"]\nmust = 3.0\n')
+    args = ask(f"{file} --Needy.lam 2").config.method_args
+    assert args == {"fake_methods:Needy": {"must": 3.0, "lam": 2.0}}
+    with pytest.raises(UserError, match=r"--Needy\.must is missing: it has no default"):
+        ask("--method fake_methods:Needy --Needy.lam 2")
+
+
 def test_what_a_run_writes_runs_it_again(tmp_path: Path) -> None:
     config = ask("--method dr-grpo,sharp-er --sharp-er.lam 2 --slots.clip-high 0.3 --seed 3").config
     file = tmp_path / "config.toml"

@@ -31,6 +31,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window": {"layout": "window(2)", "updates_per_batch": 2},
     "mixed groups in rounds": {"slots": {"keep": "mixed"}, "rounds": 3},
     "critic": {"method": ["ppo"], "updates_per_batch": 2},
+    "draws and weights of tokens": {
+        "method": ["clip-cov"],
+        "slots": {"correction": "tis", "cov_low": -9.0, "cov_high": 9.0, "cov_share": 0.1, "overlong_cache": 900},
+        "updates_per_batch": 2,
+        "epochs": 2,
+    },
+    "groups of largest spread": {"method": ["starpo-s"], "slots": {"keep_share": 0.7}, "updates_per_batch": 2},
     "KL loss": {"slots": {"kl": "loss", "kl_coefficient": 0.1}, "warm_start": {"episodes": 8}},
     "KL reward": {"slots": {"kl": "reward", "kl_coefficient": 0.1}},
     "cut episodes dropped": {"cut": "drop", "max_episode_tokens": 110, "env_args": {"horizon": 6}, "temperature": 1.5},

@@ -136,11 +136,16 @@ def slots_in_words(slots: Slots) -> dict[str, str]:
         gate += (
             f", each token weighed by the ratio to its sampler ({slots.correction}, at most {slots.correction_cap:g})"
         )
+    advantage = ADVANTAGES[slots.advantage]
+    if slots.overlong_cache:
+        advantage += (
+            f", with up to {slots.overlong_factor:g} off for the last {slots.overlong_cache} tokens before the limit"
+        )
     kl = "no KL to the reference"
     if slots.kl != "none" and slots.kl_coefficient > 0:
         kl = f"KL to the reference in the {slots.kl} ({slots.kl_coefficient:g})"
     return {
-        "advantage": ADVANTAGES[slots.advantage],
+        "advantage": advantage,
         "filter": KEEPS[slots.keep].format(share=slots.keep_share),
         "gate": gate,
         "aggregation": DENOMINATORS[slots.denominator],

@@ -144,23 +144,32 @@ def test_s09_anchor_metrics_count_the_steps_of_the_batch() -> None:
 
 
 def test_shaped_scores_enter_returns_and_episodes() -> None:
-    """A reward hook takes .2 from A's second turn and .3 from its episode; k1 in the reward takes .1 from a token."""
-    data = batch(A, B)
-    data.turn_scores[A.key][1] -= 0.2
-    data.scores[A.key] -= 0.3
-    data.token_scores[A.key] = np.array([0, -0.1, 0, 0, 0, 0], np.float32)
-    rows = build_rows(data.traces, Layout())
-    host("gigpo", step_norm="none", gamma=0.5).advantage(data, rows)
-    last, middle = 0.7, -0.2 + 0.5 * 0.7
-    first = -0.1 + 0.5 * middle
-    assert total(data, A) == pytest.approx(0.4)
-    assert per_trace(rows)[A.key][0] == pytest.approx(0.2 + first / 2)
+    """Reward hooks take .2 from the second turn and .3 from the episode; k1 in the reward takes .1 from a token of the
+    second turn. The peer begins every turn alike and gets nothing."""
     data = batch(A, trace(0, 1, turn("s0"), turn("s1"), turn("s2")))
     data.turn_scores[A.key][1] -= 0.2
     data.scores[A.key] -= 0.3
+    data.token_scores[A.key] = np.array([0, 0, -0.1, 0, 0, 0], np.float32)
     rows = build_rows(data.traces, Layout())
-    host("gigpo", step_norm="none", gamma=0.5, step_weight=1.0).advantage(data, rows)
-    assert per_trace(rows)[A.key][2:4] == pytest.approx([0.25 + middle / 2, 0.25 + last / 2])
+    host("gigpo", step_norm="none", gamma=0.5).advantage(data, rows)
+    last = 1 - 0.3
+    middle = -0.2 - 0.1 + 0.5 * last
+    first = 0.5 * middle
+    assert total(data, A) == pytest.approx(0.4)
+    expected = [0.2 + value / 2 for value in (first, first, middle, last, last, last)]
+    assert per_trace(rows)[A.key] == pytest.approx(expected, abs=1e-6)
+
+
+def test_s10_history_and_alpha_are_slots() -> None:
+    """Level 1 says 1/3 of A's second step, level 2 says 1/2."""
+    made = [trace(0, i, turn("s0" if i < 2 else "s4", tokens=2), turn("s1", float(i != 1))) for i in range(3)]
+    for slots, value in (
+        ({"history": 0}, 1 / 3),
+        ({"history": 1}, (2 / 3 + 3 / 2) / 5),
+        ({"history": 1, "step_alpha": 0.0}, (1 / 3 + 1 / 2) / 2),
+    ):
+        found = per_trace(credited("hgpo", batch(*made), step_norm="none", **slots)[0])
+        assert found[made[0].key][2] == pytest.approx(value, abs=1e-6), slots
 
 
 def test_presets_discount_by_turn_and_weigh_tokens_alike() -> None:

@@ -104,7 +104,7 @@ def compare(line: Line) -> int:
     if line.switch("json"):
         print(json.dumps(result, allow_nan=False))
     else:
-        out = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=160)
+        out = Console(highlight=False, markup=False, width=None if Console().is_terminal else 160)
         for renderable in terminal(result):
             out.print(renderable)
     err.print(f"report     {folder}/report.html\ntables     {folder}/table.md, {folder}/table.tex")

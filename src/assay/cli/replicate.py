@@ -88,7 +88,7 @@ def _run(name: str, asked: Replicate) -> dict[str, Any]:
 
 
 def _say(verdict: dict[str, Any]) -> None:
-    out = Console(highlight=False, soft_wrap=True)
+    out = Console(highlight=False, soft_wrap=True, markup=False)
     out.print(
         f"{verdict['name']}: the claim {said(verdict)} ({verdict['seeds']} paired seeds, {verdict['metric']})",
         style="bold",

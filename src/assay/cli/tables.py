@@ -12,7 +12,7 @@ from rich.text import Text
 
 def console() -> Console:
     """Standard error, as it is now."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, markup=False)  # names have brackets
 
 
 def show_plan(out: Console, lines: Mapping[str, str]) -> None:

@@ -198,11 +198,11 @@ def test_s14_dppo_bounds_are_separate_and_a_token_without_a_sampler_logprob_is_m
 
 def test_s14_dppo_s_quadratic_term_is_on_every_token_the_dropped_ones_too() -> None:
     logprob = tensor(*np.log([0.9, 0.55]), grad=True)
-    sampler = tensor(*np.log([0.5, 0.5]))
-    loss, _ = policy_loss("dppo", logprob, sampler, tensor(1, 1), sampler_logprob=sampler, penalty=0.001)
-    gap = [math.log(1.8), math.log(1.1)]
-    np.testing.assert_allclose(loss.detach(), [0.001 * gap[0] ** 2, -1.1 + 0.001 * gap[1] ** 2])
-    np.testing.assert_allclose(gradient(loss, logprob), [0.002 * gap[0], -1.1 + 0.002 * gap[1]])
+    sampler, old = tensor(*np.log([0.5, 0.5])), tensor(*np.log([0.45, 0.55]))
+    loss, _ = policy_loss("dppo", logprob, old, tensor(1, 1), sampler_logprob=sampler, penalty=0.001)
+    gap = [math.log(1.8), math.log(1.1)]  # to the sampler; the ratios are 2 and 1
+    np.testing.assert_allclose(loss.detach(), [0.001 * gap[0] ** 2, -1.0 + 0.001 * gap[1] ** 2])
+    np.testing.assert_allclose(gradient(loss, logprob), [0.002 * gap[0], -1.0 + 0.002 * gap[1]])
 
 
 # ------------------------------------------------------------------------------------------ corrections: TIS, IcePop
@@ -447,10 +447,13 @@ def test_s13_a_chosen_token_loses_its_gradient_and_stays_in_the_denominator() ->
 def test_s13_clip_cov_draws_anew_at_every_update_and_alike_in_a_run_that_was_resumed() -> None:
     data = batch(*[trace(0, i, [[-1.0] * 30], float(i % 2)) for i in range(4)])
 
-    def draws(seed: int) -> list[list[float]]:
+    def draws(seed: int, steps_before: int = 0) -> list[list[float]]:
         made = host("clip-cov", cov_low=-9.0, cov_high=9.0, cov_share=0.1)
         made.bind(Setting({}, Layout(), 3, 100, seed))
         rows, found = rows_of(data), []
+        for _ in range(steps_before):
+            made.modulate(data, rows)
+            made.streams(rows, [], 0.0)
         made.modulate(data, rows)
         for _ in range(3):
             made.streams(rows, [], 0.0)
@@ -458,7 +461,7 @@ def test_s13_clip_cov_draws_anew_at_every_update_and_alike_in_a_run_that_was_res
         return found
 
     first = draws(1)
-    assert draws(1) == first and draws(2) != first
+    assert draws(1) == draws(1, steps_before=2) == first and draws(2) != first
     assert first[0] != first[1] != first[2]
 
 

@@ -28,8 +28,7 @@ SPIKE_AFTER = 5  # increments before which their spread is not known well enough
 
 
 class EPPO(Method):
-    """In a run over several environments each has clip bounds of its own: tight where the policy is sure already, loose
-    where it still searches.
+    """Each environment of a run has clip bounds of its own: tight where the policy is sure, loose where it searches.
 
     The entropy of an environment is the mean over the sampled tokens of its episodes, smoothed over steps. Its ratio to
     the mean over environments scales the bounds of the host's clip, alike for all updates of a batch. An environment

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from assay.advantages import first_tokens, gae, turn_gae, whiten
+from assay.cli.plan import slots_in_words
 from assay.config import Slots
 from assay.losses import stream_weights
 from assay.methods.host import Host, total
@@ -198,6 +199,12 @@ def test_s09_invalid_turns_cost_their_episode_and_the_returns_of_the_turns_befor
     made.advantage(data, rows)
     first = 0.95 * (-0.1 + 0.95 * 1.0)
     assert per_trace(rows)[clumsy.key] == pytest.approx([0.45 + first / 2, 0.45, 0.45])
+
+
+def test_the_plan_names_the_penalty() -> None:
+    words = slots_in_words(Slots(advantage="gigpo", invalid_penalty=0.1))["advantage"]
+    assert words.endswith(", 0.1 off for every invalid action")
+    assert "invalid" not in slots_in_words(Slots())["advantage"]
 
 
 def test_the_penalty_reaches_every_estimator_and_zero_touches_nothing() -> None:

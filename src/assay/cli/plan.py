@@ -141,6 +141,8 @@ def slots_in_words(slots: Slots) -> dict[str, str]:
         advantage += (
             f", with up to {slots.overlong_factor:g} off for the last {slots.overlong_cache} tokens before the limit"
         )
+    if slots.invalid_penalty:
+        advantage += f", {slots.invalid_penalty:g} off for every invalid action"
     kl = "no KL to the reference"
     if slots.kl != "none" and slots.kl_coefficient > 0:
         kl = f"KL to the reference in the {slots.kl} ({slots.kl_coefficient:g})"

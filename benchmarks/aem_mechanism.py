@@ -10,9 +10,12 @@ Arms, each with the same seeds and tasks, on one warm start with failures in the
     trace     compared inside one trace          batch     compared over the whole batch
     negative  aem, answers with A(alpha - 1) > 0 dropped: entropy should rise against aem
     positive  aem, answers with A(alpha - 1) < 0 dropped: entropy should fall against aem
+    rising    host, only answers with A (S - sum of token entropies) > 0: a control of the drift formula by itself
+    falling   host, only answers with A (S - sum of token entropies) < 0
 
-The proxy check asks whether alpha - 1 tells the relative surprisal H(s) - S(a|s), with H(s) by Monte Carlo: answers are
-drawn again from the state of a recorded answer and their summed token entropies averaged.
+S is the answer's surprisal, minus its summed log-probs. The proxy check asks whether alpha - 1 tells the relative
+surprisal H(s) - S(a|s), with H(s) by Monte Carlo: answers are drawn again from the state of a recorded answer and their
+summed token entropies averaged.
 """
 
 from __future__ import annotations
@@ -102,11 +105,36 @@ class Positive(Filtered):
     name, sign = "positive", 1.0
 
 
+class Rising(Method):
+    """The host's advantage on the answers that by the drift formula, A (S - H), raise entropy; H is taken to be the sum
+    of the answer's token entropies, which has the same mean."""
+
+    name = "rising"
+    sign: ClassVar[float] = 1.0
+
+    def modulate(self, batch: Batch, rows: Sequence[Row]) -> Metrics:
+        if not rows:
+            return {}
+        responses = Responses(rows)
+        surprisal = -np.concatenate([sampler_column(row, "logprobs") for row in rows]).astype(np.float64)
+        advantage = responses.column("advantage")
+        drift = responses.mean(advantage) * responses.mean(surprisal - responses.column("entropy"))
+        kept = drift * self.sign > 0
+        responses.write("advantage", advantage * kept[responses.of])
+        return {"aem_kept": float(np.mean(kept))}
+
+
+class Falling(Rising):
+    name, sign = "falling", -1.0
+
+
 ARMS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "host": (["grpo"], {}),
     "aem": (["grpo", "aem"], {"aem": {}}),
     "negative": (["grpo", "aem_mechanism:Negative"], {}),
     "positive": (["grpo", "aem_mechanism:Positive"], {}),
+    "rising": (["grpo", "aem_mechanism:Rising"], {}),
+    "falling": (["grpo", "aem_mechanism:Falling"], {}),
     "reversed": (["grpo", "aem"], {"aem": {"lam": -1.0}}),
     "shuffled": (["grpo", "aem_mechanism:Permuted"], {}),
     "trace": (["grpo", "aem"], {"aem": {"scope": "trace"}}),
@@ -152,6 +180,7 @@ def proxy(seed: int, settings: dict[str, Any], states: int, samples: int) -> dic
         "relative": (state - surprisal[chosen]).tolist(),  # > 0: less surprising than the state's answers are
         "expected": (state - summed[chosen]).tolist(),  # the same without the noise of drawing tokens
         "state_entropy": state.tolist(),
+        "length": length[chosen].tolist(),  # tokens of the answer
         "falling_groups": float(np.mean(np.array(together) < 0)),  # Cov(alpha, S) < 0
         "groups": len(together),
     }
@@ -197,31 +226,55 @@ def difference(curves: dict[str, Any], a: str, b: str, metric: str, seeds: Seque
     return found
 
 
+def pearson(x: Any, y: Any) -> float | None:
+    """None where one of them does not vary."""
+    return float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) and np.ptp(y) else None
+
+
 def summary(curves: dict[str, Any], proxies: dict[str, Any], seeds: Sequence[int]) -> dict[str, Any]:
     pairs = [("aem", "host"), ("reversed", "aem"), ("shuffled", "aem"), ("trace", "aem"), ("batch", "aem")]
     found: dict[str, Any] = {
         "learning": [difference(curves, a, b, metric, seeds) for a, b in pairs for metric in ("success", "entropy")],
         "filter": [
             difference(curves, a, b, "entropy", seeds)
-            for a, b in (("negative", "aem"), ("positive", "aem"), ("negative", "positive"))
+            for a, b in (
+                ("negative", "aem"),
+                ("positive", "aem"),
+                ("negative", "positive"),
+                ("rising", "host"),
+                ("falling", "host"),
+                ("rising", "falling"),
+            )
         ],
         "proxy": {},
     }
     for when in ("start", "trained"):
         parts = [proxies[key] for key in sorted(proxies) if key.startswith(when)]
         if parts:
-            excess, relative, expected = (
-                np.concatenate([p[name] for p in parts]) for name in ("excess", "relative", "expected")
+            excess, relative, expected, length = (
+                np.concatenate([p[name] for p in parts]) for name in ("excess", "relative", "expected", "length")
             )
             found["proxy"][when] = {
                 "states": len(excess),
-                "pearson": float(np.corrcoef(excess, relative)[0, 1]),
+                "pearson": pearson(excess, relative),
                 "sign_agreement": float(np.mean(np.sign(excess) == np.sign(relative))),
-                "pearson_without_token_noise": float(np.corrcoef(excess, expected)[0, 1]),
+                "pearson_without_token_noise": pearson(excess, expected),
+                "pearson_with_length": pearson(excess, length),
+                "relative_with_length": pearson(relative, length),
                 "variance_ratio": float(np.var(expected) / np.var(relative)),  # below 1: summed entropy is less noisy
                 "falling_groups": float(np.average([p["falling_groups"] for p in parts])),
             }
     return found
+
+
+CURVES = (  # arm, colour, line
+    ("host", "0.6", "-"),
+    ("aem", "C0", "-"),
+    ("negative", "C2", "-"),
+    ("positive", "C3", "-"),
+    ("rising", "C2", "--"),
+    ("falling", "C3", "--"),
+)
 
 
 def draw(curves: dict[str, Any], proxies: dict[str, Any], found: dict[str, Any], path: Path) -> None:
@@ -232,11 +285,11 @@ def draw(curves: dict[str, Any], proxies: dict[str, Any], found: dict[str, Any],
     from matplotlib import pyplot
 
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    for arm, colour in (("host", "0.6"), ("aem", "C0"), ("negative", "C2"), ("positive", "C3")):
+    for arm, colour, line in CURVES:
         own = [curve["entropy"] for key, curve in curves.items() if key.rsplit("-", 1)[0] == arm]
         if own:
             steps = np.arange(1, len(own[0]) + 1)
-            left.plot(steps, np.mean(own, 0), color=colour, label=f"{arm} ({len(own)} seeds)")
+            left.plot(steps, np.mean(own, 0), ls=line, color=colour, label=f"{arm} ({len(own)} seeds)")
             left.fill_between(steps, np.min(own, 0), np.max(own, 0), color=colour, alpha=0.12, lw=0)
     left.set(title="Entropy with answers left out by sign", xlabel="step", ylabel="nats per token")
     left.legend(fontsize=8, frameon=False)
@@ -252,7 +305,7 @@ def draw(curves: dict[str, Any], proxies: dict[str, Any], found: dict[str, Any],
         parts = [p for key, p in proxies.items() if key.startswith(when)]
         if parts:
             x, y = (np.concatenate([p[name] for p in parts]) for name in ("relative", "excess"))
-            label = f"{when}: r = {found['proxy'][when]['pearson']:.2f}"
+            label = f"{when}: r = {found['proxy'][when]['pearson'] or 0.0:.2f}"
             right.plot(x, y, ".", color=colour, alpha=0.6, label=label)
     right.set(title="Coefficient and relative surprisal", xlabel="H(s) - S(a|s), nats", ylabel="alpha - 1")
     if right.lines:

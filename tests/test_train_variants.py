@@ -42,6 +42,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "KL reward": {"slots": {"kl": "reward", "kl_coefficient": 0.1}},
     "cut episodes dropped": {"cut": "drop", "max_episode_tokens": 110, "env_args": {"horizon": 6}, "temperature": 1.5},
     "evaluations between": {"evaluation": {"tasks": 4, "ood": False, "greedy": False, "every": 1}, "temperature": 1.5},
+    "papers in one run": {
+        "method": ["grpo", "aem", "reuserl", "envrl"],
+        "method_args": {"reuserl": {"buffer": 12, "cost": "count_sum"}, "envrl": {"fraction": 0.5}},
+        "updates_per_batch": 2,
+        "warm_start": {"episodes": 20},
+    },
+    "EPPO over two environments": {
+        "env": "babyai/GoToRedBallNoDists,babyai/GoToLocal",
+        "method": ["grpo", "eppo", "task-norm"],
+        "updates_per_batch": 2,
+        "tasks_per_step": 4,
+        "slots": {"keep": "mixed"},
+    },
+    "steps by their observation": {"method": ["gigpo"], "layout": "window(1)"},
+    "critic of turns": {"method": ["ppo-turn"], "updates_per_batch": 2},
     "adapter": {"lora_rank": 2},
     "few at once": {"runtime": {"checkpoint_every": 1, "concurrency": 3, "workers": 2, "delay_ticks": 3}},
 }
@@ -54,7 +69,9 @@ def settings(out: Path, **more: Any) -> dict[str, Any]:
 def bits(out: Path) -> dict[str, bytes]:
     weights = {path.name: path.read_bytes() for path in sorted((out / "policy").glob("*.safetensors"))}
     assert weights
-    return weights | {"metrics": (out / "metrics.jsonl").read_bytes()}
+    tables = out / "tables.jsonl"
+    more = {"tables": tables.read_bytes()} if tables.exists() else {}
+    return weights | {"metrics": (out / "metrics.jsonl").read_bytes()} | more
 
 
 class DiesAt(Display):
@@ -99,6 +116,36 @@ def kill_at(moment: str, values: dict[str, Any], again: bool) -> None:
         [sys.executable, "-c", script, json.dumps([values, moment, again])], capture_output=True, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+
+
+SWITCHED_OFF: dict[str, dict[str, Any]] = {
+    "aem": {"lam": 0.0},
+    "reuserl": {"lam": 0.0},
+    "envrl": {"lam_sp": 0.0, "lam_id": 0.0},
+    "eppo": {"alpha": 0.0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["append", "window(1)"])
+def test_a_method_that_is_switched_off_gives_the_plain_weights(layout: str, tmp_path: Path) -> None:
+    """After five steps of four updates, over two environments: the bits of the policy, for each method alone and all."""
+    more = {
+        "env": "babyai/GoToRedBallNoDists,babyai/GoToLocal",
+        "tasks_per_step": 4,
+        "updates_per_batch": 4,
+        "steps": 5,
+    }
+    more |= {"layout": layout}
+    train(settings(tmp_path / "plain", **more))
+    plain = {name: data for name, data in bits(tmp_path / "plain").items() if name.endswith(".safetensors")}
+    for methods in ([name] for name in SWITCHED_OFF):
+        out = tmp_path / "-".join(methods)
+        train(settings(out, **more, method=["grpo", *methods], method_args={n: SWITCHED_OFF[n] for n in methods}))
+        assert {name: bits(out)[name] for name in plain} == plain, methods
+    on = {"envrl": {"lam_sp": 0.01}}
+    train(settings(tmp_path / "on", **more, method=["grpo", "envrl"], method_args=on))
+    assert {name: bits(tmp_path / "on")[name] for name in plain} != plain  # or the comparison would say nothing
 
 
 @pytest.mark.slow

@@ -372,6 +372,12 @@ def test_an_entropy_that_the_sampler_did_not_record_is_an_error_that_says_what_t
     assert AEM(score=True).needs == {"entropy"}
 
 
+def test_statistics_are_kept_in_double_precision() -> None:
+    small = 2.0**-24  # 1 + small is 1 in single precision
+    responses = Responses(rows_of(batch(trace(0, 0, [[1.0, small, small]]))))
+    assert responses.entropy("aem")[0] == (1.0 + 2 * small) / 3
+
+
 def test_a_batch_without_rows_says_nothing() -> None:
     assert AEM().modulate(batch(), []) == {}
 

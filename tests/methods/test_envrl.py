@@ -439,6 +439,19 @@ def test_loss_and_gradient_are_those_of_all_transitions_written_out(name: str, m
     assert learner.update([stream], 0.0)["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
+def test_what_is_equal_but_for_the_goal_stays_apart() -> None:
+    words = Words()
+    moves = [episode(words, ["a", "b"], ["x"], i, 0, goal=goal) for i, goal in enumerate(("red", "red", "blue"))]
+    stream = added(bound(words), moves)["sp"]
+    assert [asked(words, row).split()[2] for row in stream.rows] == ["red", "blue"]
+    # token: 6 tokens are meant, 4 are seen
+    assert [row.columns["multiplicity"].tolist() for row in stream.rows] == [
+        pytest.approx([4 / 3] * 2),
+        pytest.approx([2 / 3] * 2),
+    ]
+    assert numbers(stream)["examples"] == 3
+
+
 def test_multiplicities_keep_the_mean_of_the_multiset() -> None:
     assert multiplicities([1, 1], [3, 5], "token").tolist() == [1, 1]
     # 3 x 2 tokens and 1 x 4 tokens: 10 tokens are meant, 6 are seen

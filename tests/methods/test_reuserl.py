@@ -263,6 +263,11 @@ def test_a_refused_command_is_other_whatever_verb_it_had():
         assert tuple(library.alphabet[a] for a in method.symbols(traces[0], library)) == found
 
 
+def test_an_environment_may_name_other_among_its_skills():
+    method = bound_to(setting(e=("take", "other", "search")))
+    assert method.libraries["e"].alphabet == ("search", "take", "other")
+
+
 def test_environments_share_no_phrase_and_have_metrics_of_their_own():
     method = bound_to(setting(e=("search", "take", "move", "deliver"), f=("take", "search")))
     others = [trace("ST", slot=30 + i, env="f") for i in range(2)]

@@ -93,7 +93,7 @@ class Recipe(Section):
 
 
 def recipes() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def load(name: str) -> tuple[str, Recipe]:

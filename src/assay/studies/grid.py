@@ -1,0 +1,236 @@
+"""A study is a grid of cells, each a small experiment with a seed. Finished cells are kept, one file each, so that a study
+that is stopped or killed goes on where it was, and `--seeds 5` after `--seeds 1` runs four more.
+
+A cell is a pure function of (study, its version, name, settings, seed): it runs in any process and gives the same numbers.
+Workers are processes with one torch thread each that take cell after cell, for importing torch costs more than many cells.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic import Field
+
+from assay.config import Section
+from assay.envs.host import end_with
+from assay.files import read_json, write_json
+from assay.protocols import UserError
+from assay.rng import stable_hash
+
+ROW_BYTES = 1 << 24
+ATTEMPTS = 3  # of a cell whose process was killed, before it counts as failed
+Verdict = Literal["holds", "does not hold", "reversed", "inconclusive", "no claim"]
+Row = dict[str, Any]  # a finished cell: name, seed, settings, seconds, result
+
+
+class Options(Section):
+    """What every study takes; a study's own options derive from it."""
+
+    seeds: int = Field(0, ge=0, le=1000)
+    """Seeds of each cell; 0: the study's own number. More than before goes on from what is there."""
+    jobs: int = Field(0, ge=0, le=10_000)
+    """Cells at once; 0: one per processor core."""
+    out: str = ""
+    """Folder of cells, figures and report; absent: results/ and the study's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """`name` says what it is, without the seed, in letters, digits and ".+-_"; cells of one name differ in the seed only.
+    `settings` are JSON values and decide, with the seed, every number of the result."""
+
+    name: str
+    seed: int
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the cells say of one claim. `table`: rows of scalars and text with the same keys, shown as they are."""
+
+    name: str
+    claim: str
+    verdict: Verdict
+    sentence: str  # the numbers behind the verdict: difference, interval, number of seeds
+    table: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Study(Protocol):
+    """One file or package under studies/; registry.py names them."""
+
+    name: str
+    title: str
+    paper: str  # "arXiv ID, Title"
+    fidelity: str  # "paper", "reconstruction", "inferred"
+    about: str  # what it asks and at what scale, for --help
+    version: int  # raise when the same settings would give other numbers: kept cells of another version are not used
+    seeds: int  # usual number
+    options: type[Options]
+
+    def folder(self, options: Any) -> str:
+        """Its own part of the default folder's name, "agentic-icl-rewards"."""
+        ...
+
+    def cells(self, options: Any, seeds: Sequence[int]) -> list[Cell]:
+        """All cells, those that decide most first. UserError for options that cannot work."""
+        ...
+
+    def run(self, cell: Cell, folder: Path) -> dict[str, Any]:
+        """The numbers of a cell: JSON, finite or None; lists for curves. `folder` is the cell's own, for what it must keep
+        while it runs (a run directory); most need none and must not make it."""
+        ...
+
+    def findings(self, rows: Sequence[Row], options: Any) -> list[Finding]:
+        """From whatever rows there are: some cells or seeds may be missing."""
+        ...
+
+    def figures(self, rows: Sequence[Row], options: Any) -> dict[str, Any]:
+        """File name without ending -> (matplotlib Figure, caption)."""
+        ...
+
+
+class Watch:
+    """What a study tells a person; this one says nothing."""
+
+    def begin(self, cells: int, done: int) -> None: ...
+    def finished(self, cell: Cell, seconds: float) -> None: ...
+    def failed(self, cell: Cell, error: str) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+def row_path(out: Path, study: Study, cell: Cell) -> Path:
+    """Where a finished cell lies; its name covers all that decides its numbers."""
+    what = json.dumps([study.name, study.version, cell.name, cell.seed, cell.settings], sort_keys=True)
+    return out / "cells" / f"{cell.name}-s{cell.seed}-{stable_hash(what)[:12]}.json"
+
+
+def load_rows(out: Path, study: Study, cells: Sequence[Cell]) -> list[Row]:
+    """Those of `cells` that are finished, in their order."""
+    paths = [row_path(out, study, cell) for cell in cells]
+    return [read_json(path, ROW_BYTES) for path in paths if path.exists()]
+
+
+def run_cell(study: Study, cell: Cell, out: Path) -> None:
+    """Runs one cell and writes its row."""
+    path = row_path(out, study, cell)
+    began = time.perf_counter()
+    result = study.run(cell, out / "work" / path.stem)
+    row = {"name": cell.name, "seed": cell.seed, "settings": cell.settings}
+    write_json(path, {**row, "seconds": round(time.perf_counter() - began, 3), "result": result})
+
+
+def run_grid(study: Study, cells: Sequence[Cell], out: Path, jobs: int, watch: Watch) -> dict[str, str]:
+    """Runs what is missing; {cell: what went wrong} of those without a row. KeyboardInterrupt: finished cells stay."""
+    (out / "cells").mkdir(parents=True, exist_ok=True)
+    missing = [cell for cell in cells if not row_path(out, study, cell).exists()]
+    watch.begin(len(cells), len(cells) - len(missing))
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(missing))
+    failed: dict[str, str] = {}
+    queue = [(cell, 1) for cell in missing]
+    workers: dict[Any, _Worker] = {}
+    try:
+        while queue or workers:
+            while queue and len(workers) < jobs:
+                worker = _Worker.start(study.name, out)
+                workers[worker.pipe] = worker
+                worker.take(*queue.pop(0))
+            for pipe in wait(list(workers)):
+                worker = workers[pipe]
+                cell, attempt = worker.cell, worker.attempt
+                try:
+                    error = worker.pipe.recv()
+                except EOFError:
+                    workers.pop(pipe).stop()
+                    if attempt < ATTEMPTS:
+                        watch.note(f"the process of {cell.name}, seed {cell.seed}, was killed: once more")
+                        queue.insert(0, (cell, attempt + 1))
+                        continue
+                    error = f"its process was killed {ATTEMPTS} times"
+                if error:
+                    failed[f"{cell.name}, seed {cell.seed}"] = error
+                    watch.failed(cell, error)
+                else:
+                    watch.finished(cell, worker.seconds)
+                if pipe in workers:
+                    if queue:
+                        worker.take(*queue.pop(0))
+                    else:
+                        workers.pop(pipe).stop()
+    finally:
+        for worker in workers.values():
+            worker.stop()
+    return failed
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: Any
+    pipe: Connection
+    cell: Cell
+    attempt: int = 1
+    since: float = 0.0
+
+    @classmethod
+    def start(cls, study: str, out: Path) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(study, str(out), theirs, os.getpid()), daemon=True)
+        threads = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = "1"
+        try:
+            process.start()
+        finally:
+            if threads is None:
+                del os.environ["OMP_NUM_THREADS"]
+            else:
+                os.environ["OMP_NUM_THREADS"] = threads
+        theirs.close()
+        return cls(process, ours, Cell("", 0, {}))
+
+    def take(self, cell: Cell, attempt: int) -> None:
+        self.cell, self.attempt, self.since = cell, attempt, time.perf_counter()
+        self.pipe.send((cell.name, cell.seed, cell.settings))
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.since
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
+
+
+def _serve(study_name: str, out: str, pipe: Connection, parent: int) -> None:
+    """A worker: cell after cell, until the parent has no more or is gone."""
+    if not end_with(parent):
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the parent
+    import torch
+
+    from assay.studies.registry import study_named
+
+    torch.set_num_threads(1)
+    study = study_named(study_name)
+    while True:
+        try:
+            name, seed, settings = pipe.recv()
+        except EOFError:
+            return
+        try:
+            run_cell(study, Cell(name, seed, settings), Path(out))
+            pipe.send("")
+        except UserError as error:
+            pipe.send(str(error))
+        except Exception as error:  # one cell's failure is not the grid's
+            pipe.send(f"{type(error).__name__}: {error} ({traceback.format_exc().strip().splitlines()[-3].strip()})")

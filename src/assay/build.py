@@ -15,8 +15,8 @@ import torch
 from assay import tiny
 from assay.config import RunConfig, env_settings, environments, task_quotas
 from assay.curriculum import Curriculum, Mixture
+from assay.envs.inline import AnyPool, open_pool
 from assay.envs.registry import ENVIRONMENTS, make
-from assay.envs.workers import Pool
 from assay.learner.torch_learner import TorchLearner
 from assay.methods.host import CRITICS, Host
 from assay.methods.registry import compose
@@ -37,7 +37,7 @@ class Bench:
     in the order named; `pool` and `renderer` are those of the first."""
 
     config: RunConfig
-    pools: dict[str, Pool]
+    pools: dict[str, AnyPool]
     tokenizer: Any
     renderers: dict[str, ChatRenderer]
     network: Network
@@ -45,7 +45,7 @@ class Bench:
     layout: Layout
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> AnyPool:
         return next(iter(self.pools.values()))
 
     @property
@@ -110,10 +110,11 @@ def build(config: RunConfig) -> Bench:
         layout = Layout.parse(config.layout)
     except ValueError as error:
         raise UserError(str(error)) from error
-    runtime, pools, renderers = config.runtime, dict[str, Pool](), dict[str, ChatRenderer]()
+    runtime, pools, renderers = config.runtime, dict[str, AnyPool](), dict[str, ChatRenderer]()
     try:
         for name in environments(config):
-            pools[name] = Pool(name, env_settings(config, name), runtime.workers, runtime.step_timeout_s)
+            settings = env_settings(config, name)
+            pools[name] = open_pool(name, settings, runtime.workers, runtime.step_timeout_s)
             if "prepare" in pools[name].spec["powers"] and name in ENVIRONMENTS:
                 _prepare_tasks(config, pools[name])
         network, tokenizer = load_policy(config)
@@ -134,7 +135,7 @@ def build(config: RunConfig) -> Bench:
     return Bench(config, pools, tokenizer, renderers, network, sampler, layout)
 
 
-def _prepare_tasks(config: RunConfig, pool: Pool) -> None:
+def _prepare_tasks(config: RunConfig, pool: AnyPool) -> None:
     """Makes, with progress shown, the tasks that this run will play and that cost seconds each to make (TextWorld's games).
     What is made is kept; a run too short to see the whole training split makes its tasks as it meets them."""
     episodes, panel = config.steps * task_quotas(config)[pool.name], config.evaluation.tasks
@@ -148,7 +149,7 @@ def _prepare_tasks(config: RunConfig, pool: Pool) -> None:
     env.close()
 
 
-def _check_fit(config: RunConfig, pool: Pool, renderer: ChatRenderer, length: int) -> None:
+def _check_fit(config: RunConfig, pool: AnyPool, renderer: ChatRenderer, length: int) -> None:
     """UserError when the first training task leaves no room for an answer: every episode would be cut at once."""
     (task,) = _curriculum(config, pool).tasks(1, 1)
     pool.submit(0, Reset("train", task))
@@ -233,11 +234,11 @@ def build_methods(config: RunConfig) -> list[Method]:
     return [host, *methods]
 
 
-def build_curriculum(config: RunConfig, pools: Mapping[str, Pool]) -> Mixture:
+def build_curriculum(config: RunConfig, pools: Mapping[str, AnyPool]) -> Mixture:
     return Mixture({name: _curriculum(config, pool) for name, pool in pools.items()})
 
 
-def _curriculum(config: RunConfig, pool: Pool) -> Curriculum:
+def _curriculum(config: RunConfig, pool: AnyPool) -> Curriculum:
     quotas, size = task_quotas(config), pool.spec["sizes"]["train"]
     if len(quotas) > 1 and size is not None and quotas[pool.name] > size:
         raise UserError(

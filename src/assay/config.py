@@ -148,10 +148,10 @@ class Evaluation(Section):
 class Runtime(Section):
     """Where and how it runs. Nothing here may change what is learnt, but for rounding."""
 
-    workers: int = Field(1, ge=1, le=1024)
-    """Environment worker processes."""
+    workers: int = Field(1, ge=0, le=1024)
+    """Environment worker processes; 0: environments in this process, without isolation, time-outs and captured output."""
     step_timeout_s: float = Field(60.0, gt=0, le=1e6)
-    """An environment that takes longer is killed: environment error."""
+    """An environment that takes longer is killed: environment error. Needs workers."""
     concurrency: int = Field(128, ge=1, le=65536)
     """Episodes in flight at once."""
     delay_ticks: int = Field(1, ge=1)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from assay.envs.workers import Pool
+from assay.envs.inline import AnyPool
 from assay.episode import EMPTY, Job, Settings, episode, replay, resume
 from assay.protocols import (
     Close,
@@ -66,7 +66,7 @@ class _Run:
     key: str  # decides every order
     draw_key: tuple[Key, ...] = field(compare=False)
     start: Callable[[int], Generator[Request, Any, Any]] = field(compare=False)  # from its context
-    pool: Pool = field(compare=False)  # of its environment
+    pool: AnyPool = field(compare=False)  # of its environment
     lane: int = field(default=-1, compare=False)  # its slot there
     generator: Generator[Request, Any, Any] | None = field(default=None, compare=False)
     contexts: list[int] = field(default_factory=list, compare=False)
@@ -78,7 +78,7 @@ class _Run:
 class _Stage:
     """One environment of the collection."""
 
-    pool: Pool
+    pool: AnyPool
     renderer: Renderer
     settings: Settings
 
@@ -94,7 +94,7 @@ class Driver:
     def __init__(
         self,
         sampler: Sampler,
-        pool: Pool,
+        pool: AnyPool,
         renderer: Renderer,
         sampling: Sampling,
         *,
@@ -106,7 +106,7 @@ class Driver:
         wrappers: Sequence[Callable[[Episode], Episode]] = (),
         evidence: bool = False,
         progress: Callable[[Progress], None] | None = None,
-        others: Sequence[tuple[Pool, Renderer]] = (),
+        others: Sequence[tuple[AnyPool, Renderer]] = (),
     ) -> None:
         if concurrency < 1 or delay < 1:
             raise ValueError(f"concurrency and delay are at least 1, not {concurrency} and {delay}")

@@ -76,7 +76,8 @@ def imitate(bench: Bench, watcher: Watcher) -> None:
     config, settings = bench.config, bench.config.warm_start
     traces: list[Trace] = []
     for name in bench.environments:
-        env: Any = RemoteEnv(name, env_settings(config, name), config.runtime.step_timeout_s)
+        runtime = config.runtime
+        env: Any = RemoteEnv(name, env_settings(config, name), runtime.step_timeout_s, runtime.workers)
         with closing(env):
             stream = demonstrations(env, bench.renderers[name], name, [settings.noise], settings.seed)
             traces += [numbered(next(stream), len(traces) + i) for i in range(settings.episodes)]

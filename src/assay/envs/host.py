@@ -1,4 +1,4 @@
-"""The worker's side of workers.py: `python -m assay.envs.host` hosts many environments, one a slot.
+"""The worker's side of workers.py: `python -m assay.envs.host` hosts many environments, one a slot. inline.py uses it too.
 
 It answers one line of JSON with one line, in order, and writes how many requests it has begun into shared memory, so
 that the parent knows what it was executing when it died. Whatever the environments' code raises becomes an answer.
@@ -186,7 +186,8 @@ def main() -> None:
             count += 1
             begun[:] = struct.pack("q", count)
             if host is None:
-                host, reply = _start(argument)
+                sys.path[:] = argument["path"]
+                host, reply = begin(argument["name"], argument["settings"])
                 held.append(reply)
             else:
                 held.append(host.answer(op, slot, argument))
@@ -196,19 +197,18 @@ def main() -> None:
         _write(answers, held)
 
 
-def _start(argument: Mapping[str, Any]) -> tuple[Host, bytes]:
-    """Make the first environment, so that a wrong name or setting is known at once."""
-    sys.path[:] = argument["path"]
-    from assay.envs.registry import make  # after the path is set, and never in the parent
+def begin(name: str, settings: Mapping[str, Any]) -> tuple[Host, bytes]:
+    """Make the first environment, so that a wrong name or setting is known at once: (host, its answer with the spec)."""
+    from assay.envs.registry import make  # after the worker's path is set
 
-    host = Host(lambda: make(argument["name"], **argument["settings"]))
+    host = Host(lambda: make(name, **settings))
     try:
         host.spare = host.make()
         return host, line_of([-1, "", _spec(host.spare)])
     except UserError as error:
         return host, line_of([-1, str(error), None])
     except (Exception, SystemExit) as error:  # the constructor of a user's environment
-        return host, line_of([-1, f"environment {argument['name']!r} cannot be made: {_describe(error)}", None])
+        return host, line_of([-1, f"environment {name!r} cannot be made: {_describe(error)}", None])
 
 
 def _write(fd: int, held: list[bytes]) -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from assay.envs.workers import Pool
+from assay.envs.inline import open_pool
 from assay.protocols import Reset, Step, StepResult, UserError
 
 Answer = tuple[str, float, bool, bool, Mapping[str, Any]]
 
 
 class RemoteEnv:
-    """`reset`, `step`, `expert`, `size` and `version` of slot 0 of a pool. UserError where the environment fails."""
+    """`reset`, `step`, `expert`, `size` and `version` of slot 0 of a pool. UserError where the environment fails.
+    `workers` 0: in this process after all."""
 
-    def __init__(self, name: str, settings: Mapping[str, Any], timeout_s: float) -> None:
+    def __init__(self, name: str, settings: Mapping[str, Any], timeout_s: float, workers: int = 1) -> None:
         self.name = name
-        self.pool = Pool(name, settings, 1, timeout_s)
+        self.pool = open_pool(name, settings, min(workers, 1), timeout_s)
         self.version: str = self.pool.spec["version"]
         self.task = ""
 

@@ -42,7 +42,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class _Log:
+class Log:
     """What rebuilds an episode: its task, the executed actions, the hashes of all observations."""
 
     split: str
@@ -53,7 +53,7 @@ class _Log:
 
 @dataclass(slots=True)
 class _Slot:
-    log: _Log | None = None
+    log: Log | None = None
     request: Any = None  # the one in flight
     answer: Any = None
     ready: bool = False
@@ -101,9 +101,7 @@ class Pool:
         self.stray: list[str] = []
         self.spec: dict[str, Any] = {}
         self._slots: dict[int, _Slot] = {}
-        self._snapshots: dict[
-            int, tuple[int, _Worker | None, _Log]
-        ] = {}  # handle: slot, where it lives, how to rebuild
+        self._snapshots: dict[int, tuple[int, _Worker | None, Log]] = {}  # handle: slot, where it lives, how to rebuild
         self._handles = 0
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
@@ -139,7 +137,7 @@ class Pool:
             self._snapshots = {h: s for h, s in self._snapshots.items() if s[0] != slot} if self._snapshots else {}
         elif state.broken or state.log is None:
             state.broken = state.broken or "no episode: the environment was not reset"
-            state.answer, state.ready = _failed(request, state.broken), True
+            state.answer, state.ready = failed(request, state.broken), True
             return
         self._enqueue(slot, request)
 
@@ -310,10 +308,10 @@ class Pool:
             return  # ours, after a restart: the slot's own request comes behind it
         state.ready = True
         if state.broken:
-            state.log, state.answer = None, _failed(request, state.broken)
+            state.log, state.answer = None, failed(request, state.broken)
         elif isinstance(request, Reset):
             observation, info = value
-            state.log = _Log(request.split, request.id, (), (stable_hash(observation),))
+            state.log = Log(request.split, request.id, (), (stable_hash(observation),))
             state.answer = StepResult(observation, 0.0, False, False, info)
         elif isinstance(request, Step):
             assert state.log is not None
@@ -392,7 +390,7 @@ class Pool:
                 self._send(fresh, op, slot, argument)
 
 
-def _failed(request: Any, error: str) -> Any:
+def failed(request: Any, error: str) -> Any:
     """What a request is answered with when it failed: of the type that it is always answered with."""
     if isinstance(request, Snapshot):
         return -1

@@ -56,7 +56,7 @@ class Env(Protocol):
 
 
 class FullEnv(Env, Protocol):
-    """The optional powers; `hasattr` decides. All three built-in environments have them."""
+    """The optional powers; `hasattr` decides. All built-in environments have them."""
 
     def size(self, split: str) -> int | None:
         """Number of tasks of a split; None: unbounded (ids are any non-negative 31-bit integer)."""

@@ -36,6 +36,7 @@ ENVIRONMENTS: dict[str, Entry] = {
     "babyai/PickupLoc": Entry(_BABYAI, {"level": "PickupLoc"}, "pick up an object, named or placed ('on your left')"),
     "babyai/PutNextLocal": Entry(_BABYAI, {"level": "PutNextLocal"}, "put one named object next to another"),
     "countdown": Entry("assay.envs.countdown:Countdown", {}, "reach a number from given ones, an operation a turn"),
+    "quote": Entry("assay.envs.quote:Quote", {}, "say one exact sentence: priors and rewards under a lens"),
     "textworld-cooking": Entry("assay.envs.textworld:TextWorldCooking", {}, "a text adventure: follow a recipe, eat"),
 }
 

@@ -1,0 +1,1 @@
+"""Our reading of "Agentic In-Context Learning": which interactive learner does a policy with fixed weights execute?"""

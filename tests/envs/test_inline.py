@@ -97,6 +97,11 @@ def test_restore_gives_the_same_future_with_and_without_snapshots_of_the_environ
         future = ask(pool, Step("R"))
         assert ask(pool, *(Restore(h) for h in handles)) == [None] * 6
         assert ask(pool, Step("R")) == future
+        ask(pool, *(Restore(h) for h in handles))
+        later = ask(pool, Snapshot())  # of a restored state: what was played before the Restore is forgotten
+        ask(pool, Step("L"))
+        ask(pool, *(Restore(h) for h in later))
+        assert ask(pool, Step("R")) == future
         swapped = [handles[1], handles[0], *handles[2:]]  # another slot's: its task comes with it
         ask(pool, *(Restore(h) for h in swapped))
         there = ask(pool, Step("RR"))
@@ -122,6 +127,9 @@ def test_requests_and_environments_that_make_no_sense_are_refused(monkeypatch: p
         pool.submit(0, Reset("train", 1))
         pool.submit(0, Reset("train", 2))  # the first is abandoned
         assert pool.collect([0])[0].info["goal"] == "goal 3"
+        pool.submit(0, Step("R"))  # abandoned, and executed all the same, as a worker would
+        pool.submit(0, Step("R"))
+        assert pool.collect([0])[0].observation == "at 2"
     with pytest.raises(UserError, match="did you mean 'countdown'"):
         Inline("countdwn")
     with pytest.raises(UserError, match="has no setting 'horizn'"):

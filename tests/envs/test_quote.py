@@ -168,6 +168,7 @@ def test_one_turn_ends_the_episode_and_says_what_it_was() -> None:
         (f"quote: {TARGET}", True, True),
         (f"Quote : {TARGET.upper()}!!", True, True),
         (TARGET, False, True),  # compared by its first line, as the released code does, and counted as without format
+        (f"quote: oh {TARGET}", True, False),  # credit, no success
         ("quote: may the force be with you", True, False),
         ("I cannot do that", False, False),
         ("", False, False),

@@ -21,6 +21,7 @@ PAPERS = {  # name -> class
     "envrl": "assay.methods.envrl:EnvRL",
     "eppo": "assay.methods.eppo:EPPO",
     "task-norm": "assay.methods.task_norm:TaskNorm",
+    "random-reward": "assay.methods.random_reward:RandomReward",
 }
 FIDELITIES = {  # surest first -> what the word means
     "paper": "as the paper has it",

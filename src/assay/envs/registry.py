@@ -37,6 +37,7 @@ ENVIRONMENTS: dict[str, Entry] = {
     "babyai/PutNextLocal": Entry(_BABYAI, {"level": "PutNextLocal"}, "put one named object next to another"),
     "bandit": Entry("assay.envs.bandit:Bandit", {}, "pull arms with hidden odds: the optimum of every return is exact"),
     "countdown": Entry("assay.envs.countdown:Countdown", {}, "reach a number from given ones, an operation a turn"),
+    "pairs": Entry("assay.envs.pairs:Pairs", {}, "count the integer pairs on two lines: five milestones and an answer"),
     "quote": Entry("assay.envs.quote:Quote", {}, "say one exact sentence: priors and rewards under a lens"),
     "threshold": Entry("assay.envs.threshold:Threshold", {}, "find a hidden number by asking whether it is at least k"),
     "textworld-cooking": Entry("assay.envs.textworld:TextWorldCooking", {}, "a text adventure: follow a recipe, eat"),

@@ -105,6 +105,11 @@ class Problem:
         )
 
     @property
+    def factors(self) -> tuple[str, str]:
+        """ "3x + 2y" and "4x - 3y"."""
+        return _sum((self.p, self.q), ("x", "y")), _sum((self.r, -self.s), ("x", "y"))
+
+    @property
     def equation(self) -> str:
         """ "12x^2 - xy - 6y^2 = 0"."""
         return f"{_sum(self.coefficients, ('x^2', 'xy', 'y^2'))} = 0"
@@ -193,7 +198,7 @@ def written(problem: Problem) -> str:
     first, second = problem.bounds
     a, b = problem.counts
     p, q, r, s, n = problem.p, problem.q, problem.r, problem.s, problem.n
-    one, two = _sum((p, q), ("x", "y")), _sum((r, -s), ("x", "y"))
+    one, two = problem.factors
     form = problem.equation.removesuffix(" = 0")
     return (
         f"The form factors: {form} = ({one})({two}).\n"

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from assay.advantages import (
     all_equal,
+    centre,
     dr_grpo,
     gae,
     grpo,
@@ -167,6 +168,12 @@ def test_whitening_is_over_tokens_and_leaves_nan_out() -> None:
 @pytest.mark.parametrize("values", [[[0.1] * 3, [0.1]], [[5.0]], [[]], []])
 def test_whitening_equal_values_gives_exactly_zero(values) -> None:
     assert all((a == 0).all() for a in whiten(values))
+
+
+def test_centring_keeps_the_spread_and_leaves_nan_out() -> None:
+    out = centre([[1.0, 2.0, np.nan], [6.0]])
+    np.testing.assert_allclose(np.concatenate(out), [-2.0, -1.0, np.nan, 3.0])
+    assert all((a == 0).all() for values in ([[0.1] * 3, [0.1]], [[5.0]], [[]], []) for a in centre(values))
 
 
 def test_reinforce_pp_credits_the_first_turn_of_a_success() -> None:

@@ -220,6 +220,22 @@ def whiten(values: Sequence[ArrayLike], epsilon: float = 1e-8) -> list[Array]:
     return [(a - mean) / std for a in arrays]
 
 
+def centre(values: Sequence[ArrayLike]) -> list[Array]:
+    """Mean 0 over all tokens of the batch, spread as it is: `whiten` without its division (OpenRLHF: no_advantage_std_norm).
+
+    Args:
+      values: one [N_i] per trace, sampled tokens only; NaN is left out.
+
+    Returns:
+      One [N_i] per trace; exactly 0 where all values are equal within `TIE`.
+    """
+    arrays = [_vector(v, "values") for v in values]
+    known = _known(np.concatenate(arrays)) if arrays else np.zeros(0)
+    if all_equal(known):
+        return [np.where(np.isnan(a), np.nan, 0.0) for a in arrays]
+    return [a - known.mean() for a in arrays]
+
+
 def reinforce_pp(
     token_rewards: Sequence[ArrayLike], gamma: float = 1.0, turns: Sequence[ArrayLike] | None = None
 ) -> list[Array]:

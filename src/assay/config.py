@@ -94,6 +94,8 @@ class Slots(Section):
     """Discount per turn."""
     lam: float = Field(1.0, ge=0, le=1)
     """GAE's lambda, per sampled token (turn-gae: per turn)."""
+    advantage_norm: Literal["std", "mean"] = "std"
+    """gae, turn-gae: the batch's advantages made mean 0 and spread 1, or mean 0 only."""
     step_weight: float = Field(1.0, ge=0)
     """gigpo: weight of the step's advantage beside the episode's (paper: 1)."""
     step_norm: Literal["std", "none"] = "std"

@@ -99,6 +99,15 @@ def test_s01_the_golden_numbers_come_out_of_rows(layout: str, gamma: float, lam:
     np.testing.assert_allclose(found, whiten([raw])[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("preset", ["ppo", "ppo-turn"])
+def test_s01_advantages_can_be_centred_without_being_scaled(preset: str) -> None:
+    data = batch(trace(0, 0, turn([5, 6]), turn([7], 1.0)), trace(1, 0, turn([5]), turn([7, 8])))
+    usual, centred = (by_trace(credited(preset, data, advantage_norm=norm)) for norm in ("std", "mean"))
+    a, b = (np.concatenate([*found.values()]) for found in (usual, centred))
+    assert abs(b.mean()) < 1e-6 and abs(b.std(ddof=1) - 1) > 0.1
+    np.testing.assert_allclose(b / b.std(ddof=1), a, atol=1e-5)
+
+
 def test_s01_a_discount_is_per_turn_so_that_long_answers_are_not_punished() -> None:
     short, long = trace(0, 0, turn([5]), turn([6], 1.0)), trace(0, 1, turn([5] * 9), turn([6] * 9, 1.0))
     found = by_trace(credited("ppo", batch(short, long), gamma=0.9), "return")

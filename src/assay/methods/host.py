@@ -13,6 +13,7 @@ import numpy as np
 
 from assay.advantages import (
     all_equal,
+    centre,
     dr_grpo,
     first_tokens,
     gae,
@@ -209,7 +210,7 @@ class Host(Method):
                 advantage, target = gae(reward, value, self.slots.gamma, self.slots.lam, bootstrap, turn)
             _write(rows, "return", target)
             advantages.append(advantage)
-        return whiten(advantages)
+        return whiten(advantages) if self.slots.advantage_norm == "std" else centre(advantages)
 
     def modulate(self, batch: Batch, rows: Sequence[Row]) -> Metrics:
         """Columns of the gate and the correction that need the whole batch; advantages stay as they are."""

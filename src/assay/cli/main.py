@@ -42,6 +42,7 @@ COMMANDS: dict[str, Command] = {  # in the order in which a newcomer needs them
     "replicate": Command(
         "replicate:replicate", "replicate --list", "published claims, put to the test, with our last verdict"
     ),
+    "study": Command("study:study", "study --list", "controlled experiments that explain methods, with figures"),
     "report": Command("commands:report", "report RUN", "write the run's report.html again"),
     "audit": Command("audit:audit", "audit FILE", "are these rollouts sound? those of any framework"),
     "resume": Command("commands:resume", "resume RUN --steps +50", "go on from a run's last checkpoint, or extend it"),

@@ -123,14 +123,19 @@ def load_rows(out: Path, study: Study, cells: Sequence[Cell]) -> list[Row]:
 def run_cell(study: Study, cell: Cell, out: Path) -> None:
     """Runs one cell and writes its row."""
     path = row_path(out, study, cell)
+    path.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     result = study.run(cell, out / "work" / path.stem)
     row = {"name": cell.name, "seed": cell.seed, "settings": cell.settings}
     write_json(path, {**row, "seconds": round(time.perf_counter() - began, 3), "result": result})
 
 
-def run_grid(study: Study, cells: Sequence[Cell], out: Path, jobs: int, watch: Watch) -> dict[str, str]:
-    """Runs what is missing; {cell: what went wrong} of those without a row. KeyboardInterrupt: finished cells stay."""
+def run_grid(
+    study: Study, cells: Sequence[Cell], out: Path, jobs: int, watch: Watch, reference: str = ""
+) -> dict[str, str]:
+    """Runs what is missing; {cell: what went wrong} of those without a row. KeyboardInterrupt: finished cells stay.
+
+    `reference` is how a worker finds the study: its name, or "module:OBJECT" for one of the user's own."""
     (out / "cells").mkdir(parents=True, exist_ok=True)
     missing = [cell for cell in cells if not row_path(out, study, cell).exists()]
     watch.begin(len(cells), len(cells) - len(missing))
@@ -141,7 +146,7 @@ def run_grid(study: Study, cells: Sequence[Cell], out: Path, jobs: int, watch: W
     try:
         while queue or workers:
             while queue and len(workers) < jobs:
-                worker = _Worker.start(study.name, out)
+                worker = _Worker.start(reference or study.name, out)
                 workers[worker.pipe] = worker
                 worker.take(*queue.pop(0))
             for pipe in wait(list(workers)):
@@ -216,11 +221,8 @@ def _serve(study_name: str, out: str, pipe: Connection, parent: int) -> None:
     if not end_with(parent):
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the parent
-    import torch
-
     from assay.studies.registry import study_named
 
-    torch.set_num_threads(1)
     study = study_named(study_name)
     while True:
         try:

@@ -138,9 +138,10 @@ def test_penalties_of_the_host_are_replaced_too() -> None:
 
 
 def test_it_counts_how_often_the_coin_is_right() -> None:
-    made = [replace(t, outcome=Outcome.SUCCESS if t.rollout < 4 else Outcome.FAILURE) for t in traces()]
+    made = [replace(t, outcome=Outcome.SUCCESS if t.rollout < 2 else Outcome.FAILURE) for t in traces(step=3)]
     batch, metrics = rewarded(made)
-    right = sum(batch.scores[t.key] == (t.rollout < 4) for t in made)
+    right = sum(batch.scores[t.key] == (t.rollout < 2) for t in made)
+    assert right != sum(batch.scores.values()), "the two figures are told apart"
     assert metrics["random_reward_agrees"] == right / 32 and 0 < right < 32
     assert rewarded([])[1] == {}
 

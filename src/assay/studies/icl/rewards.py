@@ -12,6 +12,7 @@ whole batch scales the advantages: one per group would weigh tasks unequally. Le
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,12 +38,44 @@ from assay.bandits import (
     visits,
 )
 from assay.rng import generator
+from assay.studies.grid import Cell
 from assay.studies.icl.rollouts import FEATURES, Episodes, sheet, walk
 from assay.studies.icl.transformer import CausalTransformer, Shape, torch_generator
 
 REFERENCES = ("ucb1", "thompson", "bayes-cum", "bayes-final")
 RETURNS = ("cum", "final", "cost", "info")
 CURVE = 25  # updates between points of a learning curve
+
+ARMS: dict[str, dict[str, Any]] = {
+    "cum": {"returns": "cum"},
+    "final": {"returns": "final"},
+    "info": {"returns": "info"},
+    "cost-0.01": {"returns": "cost", "price": 0.01},
+    "cost-0.02": {"returns": "cost", "price": 0.02},
+    "cost-0.05": {"returns": "cost", "price": 0.05},
+    "cum-batch": {"returns": "cum", "baseline": "batch"},
+    "final-batch": {"returns": "final", "baseline": "batch"},
+    "cum-low-entropy": {"returns": "cum", "entropy": 0.01},
+}
+USUAL: dict[str, Any] = {
+    "experiment": "rewards",
+    "price": 0.0,
+    "horizon": 5,
+    "width": 32,
+    "layers": 2,
+    "updates": 800,
+    "batch": 384,
+    "group": 16,
+    "baseline": "group",
+    "rate": 1e-3,
+    "entropy": 0.05,  # at the start, falling to 0; in units of a decision's advantage, whose standard deviation is 1
+}
+
+
+def cells(options: Any, seeds: Sequence[int]) -> list[Cell]:
+    """Every return with every seed, a seed of all before the next one."""
+    size = {"updates": options.updates} if options.updates else {}
+    return [Cell(name, seed, USUAL | arm | size) for seed in seeds for name, arm in ARMS.items()]
 
 
 # --------------------------------------------------------------------------------------------------------- returns

@@ -17,9 +17,10 @@ from toy_study import STUDY, ToyOptions
 from assay.cli.main import main
 from assay.protocols import UserError
 from assay.studies import charts
-from assay.studies.grid import Watch, load_rows, row_path, run_cell, run_grid
+from assay.studies.grid import Watch, load_rows, row_path, run_cell
 from assay.studies.registry import study_named
 from assay.studies.report import write
+from assay.studies.workers import run_grid
 
 TOY = "toy_study:STUDY"
 

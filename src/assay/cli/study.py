@@ -59,8 +59,9 @@ def study(line: Line) -> int:
 
 
 def _run(chosen: Study, cells: list[Cell], out: Path, asked: Any, line: Line) -> dict[str, Any]:
-    from assay.studies.grid import load_rows, run_grid
+    from assay.studies.grid import load_rows
     from assay.studies.report import write
+    from assay.studies.workers import run_grid
 
     err = console()
     err.print(f"{chosen.title} ({len(cells)} cells)")

@@ -2,33 +2,24 @@
 that is stopped or killed goes on where it was, and `--seeds 5` after `--seeds 1` runs four more.
 
 A cell is a pure function of (study, its version, name, settings, seed): it runs in any process and gives the same numbers.
-Workers are processes with one torch thread each that take cell after cell, for importing torch costs more than many cells.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
 from assay.config import Section
-from assay.envs.host import end_with
 from assay.files import read_json, write_json
-from assay.protocols import UserError
 from assay.rng import stable_hash
 
 ROW_BYTES = 1 << 24
-ATTEMPTS = 3  # of a cell whose process was killed, before it counts as failed
 Verdict = Literal["holds", "does not hold", "reversed", "inconclusive", "no claim"]
 Row = dict[str, Any]  # a finished cell: name, seed, settings, seconds, result
 
@@ -128,111 +119,3 @@ def run_cell(study: Study, cell: Cell, out: Path) -> None:
     result = study.run(cell, out / "work" / path.stem)
     row = {"name": cell.name, "seed": cell.seed, "settings": cell.settings}
     write_json(path, {**row, "seconds": round(time.perf_counter() - began, 3), "result": result})
-
-
-def run_grid(
-    study: Study, cells: Sequence[Cell], out: Path, jobs: int, watch: Watch, reference: str = ""
-) -> dict[str, str]:
-    """Runs what is missing; {cell: what went wrong} of those without a row. KeyboardInterrupt: finished cells stay.
-
-    `reference` is how a worker finds the study: its name, or "module:OBJECT" for one of the user's own."""
-    (out / "cells").mkdir(parents=True, exist_ok=True)
-    missing = [cell for cell in cells if not row_path(out, study, cell).exists()]
-    watch.begin(len(cells), len(cells) - len(missing))
-    jobs = min(jobs or len(os.sched_getaffinity(0)), len(missing))
-    failed: dict[str, str] = {}
-    queue = [(cell, 1) for cell in missing]
-    workers: dict[Any, _Worker] = {}
-    try:
-        while queue or workers:
-            while queue and len(workers) < jobs:
-                worker = _Worker.start(reference or study.name, out)
-                workers[worker.pipe] = worker
-                worker.take(*queue.pop(0))
-            for pipe in wait(list(workers)):
-                worker = workers[pipe]
-                cell, attempt = worker.cell, worker.attempt
-                try:
-                    error = worker.pipe.recv()
-                except EOFError:
-                    workers.pop(pipe).stop()
-                    if attempt < ATTEMPTS:
-                        watch.note(f"the process of {cell.name}, seed {cell.seed}, was killed: once more")
-                        queue.insert(0, (cell, attempt + 1))
-                        continue
-                    error = f"its process was killed {ATTEMPTS} times"
-                if error:
-                    failed[f"{cell.name}, seed {cell.seed}"] = error
-                    watch.failed(cell, error)
-                else:
-                    watch.finished(cell, worker.seconds)
-                if pipe in workers:
-                    if queue:
-                        worker.take(*queue.pop(0))
-                    else:
-                        workers.pop(pipe).stop()
-    finally:
-        for worker in workers.values():
-            worker.stop()
-    return failed
-
-
-@dataclass(slots=True)
-class _Worker:
-    process: Any
-    pipe: Connection
-    cell: Cell
-    attempt: int = 1
-    since: float = 0.0
-
-    @classmethod
-    def start(cls, study: str, out: Path) -> _Worker:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(study, str(out), theirs, os.getpid()), daemon=True)
-        threads = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"
-        try:
-            process.start()
-        finally:
-            if threads is None:
-                del os.environ["OMP_NUM_THREADS"]
-            else:
-                os.environ["OMP_NUM_THREADS"] = threads
-        theirs.close()
-        return cls(process, ours, Cell("", 0, {}))
-
-    def take(self, cell: Cell, attempt: int) -> None:
-        self.cell, self.attempt, self.since = cell, attempt, time.perf_counter()
-        self.pipe.send((cell.name, cell.seed, cell.settings))
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.since
-
-    def stop(self) -> None:
-        self.pipe.close()
-        self.process.kill()
-        self.process.join()
-
-
-def _serve(study_name: str, out: str, pipe: Connection, parent: int) -> None:
-    """A worker: cell after cell, until the parent has no more or is gone."""
-    if not end_with(parent):
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the parent
-    from assay.studies.registry import study_named
-
-    study = study_named(study_name)
-    while True:
-        try:
-            name, seed, settings = pipe.recv()
-        except EOFError:
-            return
-        try:
-            run_cell(study, Cell(name, seed, settings), Path(out))
-            pipe.send("")
-        except UserError as error:
-            pipe.send(str(error))
-        except Exception as error:  # one cell's failure is not the grid's
-            pipe.send(f"{type(error).__name__}: {error} ({traceback.format_exc().strip().splitlines()[-3].strip()})")

@@ -72,7 +72,7 @@ def curves(rows: Sequence[Row]) -> tuple[Any, str] | None:
                 axis.set_ylabel("P(target), T = 1")
             if line:
                 axis.set_xlabel("RL step (32 answers)")
-    axes[0, 0].legend(fontsize=7, frameon=False)
+    _legend(axes[0, 0])
     return figure, (
         "Exact probability of the target after each RL step. Look at base under the sparse reward: a plateau until the first "
         "hit, then a rise; where the band is wide some seeds have taken off and others have not."
@@ -108,7 +108,7 @@ def prior(rows: Sequence[Row]) -> tuple[Any, str] | None:
         ylabel="answers until the first hit",
         ylim=(0.8, played * 3),
     )
-    left.legend(fontsize=7, frameon=False)
+    _legend(left)
     for start, label in STARTS.items():
         cells = [row for row in own if row["settings"]["start"] == start]
         if cells:
@@ -122,7 +122,7 @@ def prior(rows: Sequence[Row]) -> tuple[Any, str] | None:
     right.plot(grid, [hit_probability(float(p), played) for p in grid], color=GREY, label=f"1 - (1 - p0)^{played}")
     right.axhline(RAISED, color=GREY, linewidth=0.8, linestyle="--")
     right.set(xscale="log", xlabel="exact prior p0", ylabel="P(target) after sparse RL")
-    right.legend(fontsize=7, frameon=False)
+    _legend(right)
     return figure, (
         f"Every sparse GRPO run on the quote prompt, a dot each; priors below {LEAST:g} stand at the left edge. Left: the "
         "first hit comes when the exact prior says it does. Right: the final probability jumps where the run is long enough "
@@ -164,7 +164,7 @@ def entropy_by_stage(rows: Sequence[Row]) -> tuple[Any, str] | None:
         )
     axis.set_xticks(range(len(stages)), list(stages), fontsize=8)
     axis.set(ylabel="entropy (nats per step)")
-    axis.legend(fontsize=7, frameon=False)
+    _legend(axis)
     return figure, (
         "Exact full-vocabulary entropy of answers to the quote prompt by stage and size, T = 1. Look at how much of it is left "
         "after supervised tuning, and how little after RL."
@@ -194,7 +194,7 @@ def algorithms(rows: Sequence[Row]) -> tuple[Any, str] | None:
                 axis.set_ylabel("P(target), T = 1")
             if line:
                 axis.set_xlabel("RL step (32 answers)")
-    axes[0, 0].legend(fontsize=7, frameon=False)
+    _legend(axes[0, 0])
     return (
         figure,
         f"PPO with a critic beside GRPO at {scale}, same priors. Look at whether the six panels have the same order.",
@@ -234,7 +234,7 @@ def spurious(rows: Sequence[Row]) -> tuple[Any, str] | None:
     outside.set(title="held-out text", xlabel="step (128 answers)", ylabel="entropy (nats per step)")
     guesses.set(title="held-out text", ylabel="share of right first guesses")
     guesses.set_xticks(range(len(arms)), [f"{p}\n{u}" for p, u in arms], fontsize=8)
-    inside.legend(fontsize=7, frameon=False)
+    _legend(inside)
     return figure, (
         "Random rewards: entropy of the answers to the training prompts and, teacher-forced, on held-out text; right the share "
         "of right first guesses there, before (grey) and after, by prompts and updates a batch. Look at whether narrow prompts "
@@ -250,3 +250,8 @@ def _column(axis: Any, x: float, values: Sequence[float], colour: str) -> None:
     mean, low, high = mean_interval(values)
     reach = [[mean - low], [high - mean]] if math.isfinite(low) else None
     axis.errorbar([x], [mean], yerr=reach, fmt="D", color=colour, markersize=4, capsize=2)
+
+
+def _legend(axis: Any) -> None:
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=7, frameon=False)

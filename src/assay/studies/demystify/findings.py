@@ -231,6 +231,8 @@ def first_hits(rows: Sequence[Row]) -> Finding | None:
     seen = sum(row["result"]["first_hit"] is not None for row in own)
     spread = math.sqrt(sum(p * (1 - p) for p in expected))
     verdict: Verdict = "holds" if abs(seen - sum(expected)) <= max(2 * spread, 0.5) else "does not hold"
+    if len({row["seed"] for row in own}) < 2:
+        verdict = "no claim"
     theory = f"{sum(expected):.1f} +- {spread:.1f}"
     sentence = f"{seen} of {len(own)} runs hit the target at least once; 1 - (1 - p0)^N gives {theory}."
     return Finding("first hits", "A target is first hit as often as its exact prior says.", verdict, sentence)

@@ -21,7 +21,7 @@ from assay.rng import stable_hash
 
 ROW_BYTES = 1 << 24
 Verdict = Literal["holds", "does not hold", "reversed", "inconclusive", "no claim"]
-Row = dict[str, Any]  # a finished cell: name, seed, settings, seconds, result
+Row = dict[str, Any]  # a finished cell: name, seed, settings, seconds (by the clock), cpu_seconds (this process's), result
 
 
 class Options(Section):
@@ -115,7 +115,8 @@ def run_cell(study: Study, cell: Cell, out: Path) -> None:
     """Runs one cell and writes its row."""
     path = row_path(out, study, cell)
     path.parent.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     result = study.run(cell, out / "work" / path.stem)
     row = {"name": cell.name, "seed": cell.seed, "settings": cell.settings}
-    write_json(path, {**row, "seconds": round(time.perf_counter() - began, 3), "result": result})
+    times = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - worked}
+    write_json(path, row | {name: round(value, 3) for name, value in times.items()} | {"result": result})

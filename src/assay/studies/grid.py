@@ -21,7 +21,7 @@ from assay.rng import stable_hash
 
 ROW_BYTES = 1 << 24
 Verdict = Literal["holds", "does not hold", "reversed", "inconclusive", "no claim"]
-Row = dict[str, Any]  # a finished cell: name, seed, settings, seconds (by the clock), cpu_seconds (this process's), result
+Row = dict[str, Any]  # a finished cell: name, seed, settings, seconds (clock), cpu_seconds (its process), result
 
 
 class Options(Section):

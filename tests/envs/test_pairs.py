@@ -208,6 +208,7 @@ def test_one_turn_in_words_ends_the_episode() -> None:
         ("3 2 4 3;33 25;", 0.0, 0.0, False),
         ("3 2 4 3;33 25;\\boxed{1}", 0.0, 0.2, True),
         ("words and \\boxed{1}", 0.0, 0.0, True),
+        ("3 2 4 3;33 25;67 51;1;\\boxed{}", 0.0, 0.6, False),
         ("", 0.0, 0.0, False),
     ],
 )

@@ -223,9 +223,14 @@ def test_verdicts_follow_the_intervals_over_seeds() -> None:
         "proxy": "holds",
     }
     assert "proxy" not in verdicts(rows, task="maths")
+    nothing = [row("sft+", reward, seed, 0.0, 0.0) for reward in ("sparse", "dense") for seed in range(3)]
+    assert verdicts(nothing)["proxy"] == verdicts(nothing)["crushed, sparse"] == "no claim"
     (first, *_) = full.findings(rows, FullOptions(model="m"))
-    assert "+0.7900" in first.sentence and "over 3 seeds" in first.sentence and len(first.table) == 18
-    assert first.table[0]["P(a hit in RL's samples)"] == round(1 - 0.99**320, 4)
+    assert "+0.7900" in first.sentence and "over 3 seeds" in first.sentence and len(first.table) == 6
+    assert first.table[1] == {
+        "start": "base", "reward": "dense", "seeds": 3, "before": 0.2, "before, RL": 0.01,
+        "P(hit)": round(1 - 0.99**320, 4), "after": 0.5, "near": 0.0, "invalid": 0.5, "H before": 1.0, "H after": 1.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -233,7 +238,8 @@ def test_verdicts_follow_the_intervals_over_seeds() -> None:
     [
         ((0.5, 0.5), (0.1, 0.11), "reversed"),
         ((0.5, 0.5), (0.1, 0.9), "inconclusive"),
-        ((0.0, 0.0), (0.0, 0.0), "does not hold"),
+        ((0.3, 0.2), (0.3, 0.2), "does not hold"),
+        ((0.0, 0.0), (0.9, 0.8), "no claim"),  # not a start that samples the target
         ((0.1,), (0.9,), "inconclusive"),
         ((), (), "no claim"),
     ],
@@ -248,13 +254,15 @@ def test_a_rise_that_is_not_there_is_said(before: Any, after: Any, verdict: str)
     [
         ((0.0, 0.1), (0.0, 0.0), "no claim"),
         ((0.0,), (0.0,), "inconclusive"),
+        ((0.0, 0.0), (0.0, 0.0), "holds"),
         ((0.0, 0.0), (0.0, 0.3), "inconclusive"),
         ((), (), "no claim"),
     ],
 )
 def test_a_prior_that_was_not_crushed_makes_no_claim(before: Any, after: Any, verdict: str) -> None:
     rows = [row("sft-", "sparse", seed, *values) for seed, values in enumerate(zip(before, after, strict=True))]
-    assert verdicts(rows)["crushed, sparse"] == verdict
+    assert verdicts([*rows, row("base", "sparse", 0, 0.3, 0.3)])["crushed, sparse"] == verdict
+    assert verdicts([*rows, row("base", "sparse", 0, 0.0, 0.0)])["crushed, dense"] == "no claim"
 
 
 def test_figures_show_whatever_cells_there_are() -> None:
@@ -283,7 +291,7 @@ def test_the_whole_protocol_on_a_tiny_model(lines: Path, tmp_path: Path, monkeyp
         assert (result["before"]["temperature"], result["before_rl"]["temperature"]) == (0.9, 0.4)
     assert len(made) == 2, "SFT+ and SFT- are made once each, for both rewards"
     assert rows[2]["result"]["before"] == rows[3]["result"]["before"] and rows[2]["result"]["sft"]["examples"] == 32
-    assert {found.verdict for found in full.findings(rows, options)} == {"inconclusive"}  # one seed
+    assert {found.verdict for found in full.findings(rows, options)} == {"inconclusive", "no claim"}  # one seed, no hit
     assert set(full.figures(rows, options)) == {"full-matrix"}
     again = full.run(full.cells(options, [0])[3], tmp_path / "elsewhere" / "cell")
     assert again == rows[3]["result"], "same seed, same bits, wherever it runs"

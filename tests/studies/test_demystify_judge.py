@@ -129,6 +129,7 @@ def test_a_good_answer_over_http_and_what_was_asked(monkeypatch: pytest.MonkeyPa
         (sending(completion(None)), "no chat completion"),
         (sending(completion(GOOD), 500), "status 500"),
         (sending(completion(GOOD), 429), "status 429"),
+        (sending(b"", 302, Location="/elsewhere"), "status 302"),
         (sending(b"", 307, Location="/elsewhere"), "status 307"),
         (sending(completion("x" * (1 << 20))), "answer too long"),
         (lambda handler, body: handler.connection.close(), "connection broken"),

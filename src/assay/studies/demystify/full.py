@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging as transformers_logging
+
 from assay.envs.pairs import Problem
 from assay.envs.quote import TARGET
 from assay.protocols import UserError
@@ -162,6 +164,7 @@ def rl_values(settings: dict[str, Any], seed: int, model: str, out: Path) -> dic
 
 def run(cell: Cell, folder: Path) -> dict[str, Any]:
     """Start, RL, samples. `folder` keeps the run directory; starts lie beside it, for cells share them."""
+    transformers_logging.disable_progress_bar()  # of loading and saving, several times a cell
     settings = cell.settings
     model, start = start_of(settings, cell.seed, folder.parent)
     out = folder.resolve() / "run"
@@ -191,26 +194,24 @@ def run(cell: Cell, folder: Path) -> dict[str, Any]:
 def findings(rows: Sequence[Row], options: FullOptions) -> list[Finding]:
     """Verdicts take two seeds or more: over one, the interval would be of samples and not of trainings."""
     own = [row for row in rows if is_full(row["settings"])]
-    change = {
-        (start, reward): [
-            row["result"]["after"]["exact"] - row["result"]["before"]["exact"] for row in _of(own, start, reward)
-        ]
-        for start in STARTS
-        for reward in REWARDS
-    }
-    table = [entry for row in own for entry in [_entry(row)]]
+    sampled = [
+        row["result"]["after"]["exact"] - row["result"]["before"]["exact"]
+        for row in _of(own, "sft+", "sparse")
+        if row["result"]["before"]["exact"]
+    ]
+    learnable = any(row["result"]["before"]["exact"] for row in own)
     found = [
         Finding(
             "coverage", "Sparse RL raises the target where the start samples it already (SFT+).",
-            *_raised(change["sft+", "sparse"], "exact share after minus before RL"), table,
+            *_raised(sampled, "exact share after minus before RL"), _table(own),
         ),
         Finding(
             "crushed, sparse", "Sparse RL brings nothing back where the prior was crushed (SFT-).",
-            *_nothing(_of(own, "sft-", "sparse")),
+            *_nothing(_of(own, "sft-", "sparse"), learnable),
         ),
         Finding(
             "crushed, dense", "A dense reward brings nothing back either where the prior was crushed (SFT-).",
-            *_nothing(_of(own, "sft-", "dense")),
+            *_nothing(_of(own, "sft-", "dense"), learnable),
         ),
         Finding(
             "dense lifts base", "From the base policy, the dense reward ends with more of the target than the sparse one.",
@@ -218,7 +219,8 @@ def findings(rows: Sequence[Row], options: FullOptions) -> list[Finding]:
         ),
     ]  # fmt: skip
     if options.task == "quote":
-        worse = _paired(own, "sft+", "sparse", "dense")
+        hit = any(row["result"]["after"]["exact"] for reward in REWARDS for row in _of(own, "sft+", reward))
+        worse = _paired(own, "sft+", "sparse", "dense") if hit else []
         found.append(
             Finding(
                 "proxy", "From SFT+, the dense reward ends with fewer exact matches than the sparse one.",
@@ -246,7 +248,7 @@ def _raised(differences: Sequence[float], what: str) -> tuple[Verdict, str]:
     """holds: the t interval is above 0; reversed: below; does not hold: no difference in any seed; else inconclusive."""
     mean, low, high = mean_interval(differences)
     if not differences:
-        return "no claim", "no cell of it is there"
+        return "no claim", "no seed has what it is about"
     if len(differences) < 2:
         return "inconclusive", f"{what}: {mean:+.4f} over one seed, which has no interval"
     verdict: Verdict = "inconclusive"
@@ -259,11 +261,13 @@ def _raised(differences: Sequence[float], what: str) -> tuple[Verdict, str]:
     return verdict, f"{what}: {mean:+.4f} [{low:+.4f}, {high:+.4f}] over {len(differences)} seeds"
 
 
-def _nothing(rows: Sequence[Row]) -> tuple[Verdict, str]:
-    """holds: crushed before in every seed, and not one hit after; no claim where SFT- left some; does not hold: the t interval
-    of the share after RL is above 0; else inconclusive."""
+def _nothing(rows: Sequence[Row], learnable: bool) -> tuple[Verdict, str]:
+    """holds: no hit before RL and none after, in every seed; does not hold: the t interval of the share after RL is above 0;
+    else inconclusive. No claim where SFT- left hits, or where no start had any, so that nothing was crushed."""
     if not rows:
-        return "no claim", "no cell of it is there"
+        return "no claim", "no seed has what it is about"
+    if not learnable:
+        return "no claim", "no start had a hit before RL: nothing was there to crush"
     after = [row["result"]["after"]["exact"] for row in rows]
     if any(row["result"]["before"]["exact"] for row in rows):
         return "no claim", "SFT- did not crush the prior: there were hits before RL"
@@ -275,23 +279,37 @@ def _nothing(rows: Sequence[Row]) -> tuple[Verdict, str]:
     return "holds" if not any(after) else "does not hold" if low > 0 else "inconclusive", said
 
 
-def _entry(row: Row) -> dict[str, Any]:
-    settings, result = row["settings"], row["result"]
-    before, after = result["before"], result["after"]
-    drawn = settings["steps"] * settings["rollouts"]
-    return {
-        "start": settings["start"],
-        "reward": settings["reward"],
-        "seed": row["seed"],
-        "exact before": round(before["exact"], 4),
-        "at RL's temperature": round(result["before_rl"]["exact"], 4),
-        "P(a hit in RL's samples)": round(1 - (1 - result["before_rl"]["exact"]) ** drawn, 4),
-        "exact after": round(after["exact"], 4),
-        "near after": round(after["near"], 4),
-        "invalid after": round(after["invalid"], 4),
-        "entropy before": before["entropy"] and round(before["entropy"], 3),
-        "entropy after": after["entropy"] and round(after["entropy"], 3),
-    }
+def _table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One line a start and reward, means over its seeds: shares of exact answers before RL (T: at the temperature of
+    evaluations; RL: at that of RL), the probability of a hit among all of RL's samples at the latter, then after RL."""
+    found = []
+    for start in STARTS:
+        for reward in REWARDS:
+            own = _of(rows, start, reward)
+            if own:
+                drawn = own[0]["settings"]["steps"] * own[0]["settings"]["rollouts"]
+                hit = [1 - (1 - row["result"]["before_rl"]["exact"]) ** drawn for row in own]
+                found.append(
+                    {
+                        "start": start,
+                        "reward": reward,
+                        "seeds": len(own),
+                        "before": _mean(own, "before", "exact"),
+                        "before, RL": _mean(own, "before_rl", "exact"),
+                        "P(hit)": round(sum(hit) / len(hit), 4),
+                        "after": _mean(own, "after", "exact"),
+                        "near": _mean(own, "after", "near"),
+                        "invalid": _mean(own, "after", "invalid"),
+                        "H before": _mean(own, "before", "entropy"),
+                        "H after": _mean(own, "after", "entropy"),
+                    }
+                )
+    return found
+
+
+def _mean(rows: Sequence[Row], when: str, what: str) -> float | None:
+    values = [row["result"][when][what] for row in rows if row["result"][when][what] is not None]
+    return round(sum(values) / len(values), 4) if values else None
 
 
 def figures(rows: Sequence[Row], options: FullOptions) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _make(settings: dict[str, Any], seed: int, policy: Path) -> dict[str, Any]:
         model = bench.network.model
         if hasattr(model, "peft_config"):
             model = model.merge_and_unload()
-        unfinished = policy.with_name(f".tmp-{os.getpid()}")
+        unfinished = policy.with_name(".tmp-policy")  # whoever is here has the lock
         shutil.rmtree(unfinished, ignore_errors=True)
         save_pretrained(Network(model), unfinished)
         bench.tokenizer.save_pretrained(unfinished)

@@ -50,7 +50,7 @@ def write(
         "unfinished": [f"{c.name}, seed {c.seed}" for c in cells if (c.name, c.seed) not in done],
         "failed": dict(failed),
         "cell_seconds": round(sum(row["seconds"] for row in rows), 1),
-        "cell_cpu_seconds": round(sum(row["cpu_seconds"] for row in rows), 1),
+        "cell_cpu_seconds": round(sum(row.get("cpu_seconds", 0.0) for row in rows), 1),
         "findings": [asdict(finding) for finding in findings],
         "figures": {name: caption for name, (_, caption) in images.items()},
     }

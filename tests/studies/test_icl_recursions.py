@@ -160,5 +160,5 @@ def test_final_supervision_does_not_teach_earlier_states() -> None:
 
 def test_the_grid_holds_every_recursion_with_every_way() -> None:
     found = cells(SimpleNamespace(updates=7), [3])
-    assert len(found) == len({c.name for c in found}) == len(RECURSIONS) * len(WAYS) + 4
+    assert len(found) == len({c.name for c in found}) == len(RECURSIONS) * len(WAYS) + 6
     assert all(c.settings["updates"] == 7 and c.seed == 3 for c in found)

@@ -55,7 +55,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "pad-1": {"way": "pad", "layers": 1},
 }
 BEYOND: dict[str, dict[str, Any]] = {"none-2": {"positions": "none"}, "relative-2": {"positions": "relative"}}
-BEYOND_OF = ("ema", "counts")
+BEYOND_OF = ("ema", "counts", "interval")
 
 
 def cells(options: Any, seeds: Sequence[int]) -> list[Cell]:

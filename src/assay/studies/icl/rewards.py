@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from assay.bandits import (
+    TIE,
     Array,
     Game,
     Law,
@@ -205,19 +206,19 @@ def reference_laws(horizon: int) -> dict[str, list[Array]]:
     return {name: law_of(name, context_game(horizon)) for name in REFERENCES}
 
 
-def taking_cum_side(law: Law, horizon: int) -> float:
-    """Where the optima of "cum" and "final" share no action: P(an action that is optimal for "cum"), mean over those
-    contexts weighted as a uniform policy visits them, so that all policies are asked the same questions. NaN up to
-    H = 3, where they always share one."""
+def taking_cum_side(law: Law, horizon: int, visitor: Law) -> float:
+    """Where the optima of "cum" and "final" share no action: P(an action that is optimal for "cum") under `law`, mean over
+    those contexts weighted as `visitor` visits them. NaN where it visits none, as up to H = 3, where they always share
+    one."""
     game = context_game(horizon)
     cum = optimum(horizon, "cum")
-    seen = visits(law_of("uniform", game), game)
+    seen = visits(visitor, game)
     mass = total = 0.0
     for t, where in enumerate(disagreement(cum, optimum(horizon, "final"))):
         weight = seen[t] * where
         total += float(weight.sum())
         mass += float(weight @ (law[t][:, :2] * cum.optimal[t]).sum(1))
-    return mass / total if total else float("nan")
+    return mass / total if total > TIE else float("nan")
 
 
 def measure(law: Law, settings: dict[str, Any]) -> dict[str, Any]:
@@ -235,7 +236,8 @@ def measure(law: Law, settings: dict[str, Any]) -> dict[str, Any]:
     }
     found["closed"] = (found["return"] - found["uniform"]) / (found["optimum"] - found["uniform"])
     if kind != "cost":
-        found["cum_side"] = taking_cum_side(law, horizon)
+        found["cum_side"] = taking_cum_side(law, horizon, law_of("uniform", game))  # all are asked the same contexts
+        found["cum_side_met"] = taking_cum_side(law, horizon, law)  # only those that it meets
         for name, reference in reference_laws(horizon).items():
             found[f"distance {name}"] = distance(law, reference, game)
     return {name: value if np.isfinite(value) else None for name, value in found.items()}

@@ -79,9 +79,9 @@ USUAL: dict[str, Any] = {
     "horizon": HORIZON,
     "width": 32,
     "layers": 2,
-    "updates": 1000,
-    "batch": 192,
-    "rate": 2e-3,
+    "updates": 800,
+    "batch": 128,
+    "rate": 4e-3,
 }
 
 

@@ -29,7 +29,7 @@ from assay.warmstart import warm_start
 __all__ = ["cells", "figures", "findings", "run"]
 
 READ_EVERY = 10  # steps between the laws that are read
-BANDIT_STEPS, THRESHOLD_STEPS = 80, 40
+BANDIT_STEPS, THRESHOLD_STEPS = 80, 50
 ARMS: dict[str, dict[str, Any]] = {  # cell -> environment, its settings, steps; both games first, each makes its start
     "text-bandit-cum": {"env": "bandit", "args": {"returns": "cum"}, "steps": BANDIT_STEPS},
     "text-threshold-found": {"env": "threshold", "args": {"returns": "found"}, "steps": THRESHOLD_STEPS},
@@ -48,7 +48,7 @@ STARTS: dict[str, dict[str, Any]] = {  # whose noisy expert is imitated first
 }
 WARM_STARTS: dict[str, dict[str, Any]] = {
     "bandit": {"episodes": 800, "noise": 0.5, "passes": 3, "learning_rate": 1e-3},
-    "threshold": {"episodes": 400, "noise": 0.6, "passes": 3, "learning_rate": 1e-3},
+    "threshold": {"episodes": 1000, "noise": 0.5, "passes": 4, "learning_rate": 1e-3},
 }
 
 

@@ -18,7 +18,7 @@ from assay.cli.main import main
 from assay.protocols import UserError
 from assay.studies import charts
 from assay.studies.grid import Watch, load_rows, row_path, run_cell
-from assay.studies.registry import study_named
+from assay.studies.registry import STUDIES, study_named
 from assay.studies.report import write
 from assay.studies.workers import run_grid
 
@@ -154,6 +154,20 @@ def test_a_wrong_name_option_or_value_is_one_sentence(capsys):
         study_named("no_such_module:STUDY")
     assert main(["study", TOY, "--bais", "0.3"]) == 2 and "--bias" in capsys.readouterr().err
     assert main(["study", TOY, "--seeds", "-1"]) == 2
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_of_ours_has_help_cells_and_something_to_say_without_rows(name, capsys):
+    assert main(["study", name, "--help"]) == 0
+    assert "--seeds" in capsys.readouterr().out
+    study = study_named(name)
+    options = study.options()
+    cells = study.cells(options, range(2))
+    assert {cell.seed for cell in cells} == {0, 1} and len({(c.name, c.seed) for c in cells}) == len(cells)
+    assert all(
+        set(cell.name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.+-_") for cell in cells
+    )
+    assert isinstance(study.findings([], options), list) and isinstance(study.figures([], options), dict)
 
 
 def test_the_interval_of_a_mean_is_students(tmp_path):

@@ -245,6 +245,15 @@ def test_p07_the_bound_is_met_with_equality_by_a_difference_at_the_last_decision
     assert found.drift == pytest.approx(0.3) and found.tv == pytest.approx(0.3)
 
 
+def test_p07_drift_is_counted_where_the_reference_goes_alone():
+    """The law differs in what follows arm 2 as well, which the reference never pulls: only the first decision counts."""
+    game = context_game(2)
+    reference = [np.array([[1.0, 0.0]]), np.tile([1.0, 0.0], (4, 1))]
+    law = [np.array([[0.0, 1.0]]), np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])]
+    found = closed_loop(reference, law, game)
+    assert (found.tv, found.drift, found.final_bound, found.cum_bound) == pytest.approx((1.0, 1.0, 1.0, 2.0))
+
+
 def test_p07_episodes_that_stop_count_as_what_they_are():
     game = context_game(1)
     reference, law = [np.array([[0.0, 0.0, 1.0]])], [np.array([[0.5, 0.0, 0.5]])]

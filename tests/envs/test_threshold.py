@@ -78,6 +78,9 @@ def test_a_question_whose_answer_is_known_is_valid_and_useless():
     assert shown == "5 yes" and info["valid"] and info["noop"] and info["skill"] == "known"
     assert env.expert() == "12"
     assert env.step("10")[4]["skill"] == "cuts"
+    start(env, 3)
+    env.step("8")
+    assert env.step("12")[4]["skill"] == "known" and env.expert() == "4"  # what was known stays known
 
 
 def test_the_horizon_truncates_and_is_a_failure():

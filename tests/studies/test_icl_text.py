@@ -187,10 +187,17 @@ def test_figures_have_captions_and_none_is_drawn_without_rows():
 # ------------------------------------------------------------------------------------------------------------- training
 
 
+@pytest.fixture
+def short_start(tmp_path, monkeypatch):
+    """A start of few episodes, in a cache of its own."""
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    for game in text.WARM_STARTS:
+        monkeypatch.setitem(text.WARM_STARTS, game, {"episodes": 160, "noise": 0.5, "learning_rate": 3e-3})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["text-bandit-cum", "text-threshold-process"])
-def test_a_cell_gives_the_same_bits_again_and_writes_nothing(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+def test_a_cell_gives_the_same_bits_again_and_writes_nothing(name, tmp_path, short_start):
     cell = Cell(name, 1, text.ARMS[name] | {"steps": 3})
     one, again = (text.run(cell, tmp_path / "cell") for _ in range(2))
     assert one == again and one["steps"] == [0, 3] and json.loads(json.dumps(one)) == one
@@ -198,8 +205,7 @@ def test_a_cell_gives_the_same_bits_again_and_writes_nothing(name, tmp_path, mon
 
 
 @pytest.mark.slow
-def test_exact_values_are_those_that_sampled_episodes_have(tmp_path, monkeypatch):
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+def test_exact_values_are_those_that_sampled_episodes_have(short_start):
     config = resolve(text.configuration(text.ARMS["text-bandit-cum"], 0), "test")
     with closing(build(config)) as made:
         made.network.model.load_state_dict(text.start(text.ARMS["text-bandit-cum"]))

@@ -15,6 +15,7 @@ from assay.studies.icl.rewards import (
     make_model,
     measure,
     model_law,
+    optimum,
     rewards_of,
     run_cell,
     taking_cum_side,
@@ -189,9 +190,23 @@ def test_exact_returns_of_known_policies() -> None:
 
 def test_the_side_taken_where_the_optima_differ() -> None:
     game = context_game(5)
-    assert taking_cum_side(law_of("bayes-cum", game), 5) == pytest.approx(1.0)
-    assert taking_cum_side(law_of("bayes-final", game), 5) == pytest.approx(0.0)
-    assert taking_cum_side(law_of("uniform", game), 5) == pytest.approx(0.5)
+    laws = {name: law_of(name, game) for name in ("bayes-cum", "bayes-final", "uniform", "round-robin")}
+    for name, expected in (("bayes-cum", 1.0), ("bayes-final", 0.0), ("uniform", 0.5)):
+        assert taking_cum_side(laws[name], 5, laws["uniform"]) == pytest.approx(expected)
+        assert taking_cum_side(laws[name], 5, laws[name]) == pytest.approx(expected)
+    assert np.isnan(taking_cum_side(laws["uniform"], 5, laws["round-robin"])) == (unbalanced() == 0)
+
+
+def unbalanced() -> int:
+    """Contexts where the optima share no action that round-robin (arms in turn) can meet, by going through all."""
+    game = context_game(5)
+    one, other = (optimum(5, kind) for kind in ("cum", "final"))
+    met = 0
+    for t in range(5):
+        for q, p, counts in zip(one.optimal[t], other.optimal[t], game.counts[t], strict=True):
+            pulled = counts.sum(1)
+            met += not (q & p).any() and pulled[0] - pulled[1] in (0, 1)
+    return met
 
 
 def test_measures_of_an_optimal_law_and_unknown_distances_are_none() -> None:

@@ -32,7 +32,7 @@ def test_p07_hits_among_n_are_one_minus_the_misses() -> None:
     assert hit_probability(0.0, 10**6) == 0 and hit_probability(1.0, 1) == 1 and hit_probability(0.3, 0) == 0
     misses = [p for p in itertools.product((0, 1), repeat=4) if not any(p)]
     assert hit_probability(0.25, 4) == pytest.approx(1 - 0.75**4) and len(misses) == 1
-    assert hit_probability(1e-18, 4096) == pytest.approx(4096e-18, rel=1e-9)  # 1 - (1 - p)^N is 0 in floats
+    assert hit_probability(1e-18, 4096) == pytest.approx(4096e-18, rel=1e-9, abs=0)  # 1 - (1 - p)^N is 0 in floats
     assert pytest.approx(12.7, abs=0.01) == 4096 * 0.0031  # the paper's case: a dozen hits are to be expected
     assert hit_probability(0.0031, 4096) == pytest.approx(1 - math.exp(4096 * math.log(0.9969)))
 

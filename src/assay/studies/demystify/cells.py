@@ -138,7 +138,7 @@ def _train(trainer: Trainer, settings: dict[str, Any]) -> dict[str, Any]:
         curves["success"].append(float(np.mean(hits)))
         curves["entropy"].append(mean_entropy([trace.turns[0].entropies for trace in traces]))
         curves["dead"].append(_finite(metrics.get("dead_groups")))
-        curves["clipped"].append(_finite(metrics.get("clip_fraction")))
+        curves["clipped"].append(sum(metrics.get(f"clip_{side}_per_trained_token", 0.0) for side in ("low", "high")))
         log_p.append(log_probability(network, QUOTE_PROMPT, TARGET))
         step = trainer.spent["steps"]
         if probe and (step % EVERY == 0 or trainer.ended):

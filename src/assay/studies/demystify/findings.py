@@ -315,10 +315,10 @@ def spurious(rows: Sequence[Row], prompts: str, updates: int) -> Finding | None:
         return None
     up = prompts == "broad"
     verdict, text = direction([drift(row) for row in own], up)
-    clipped = [c for row in own for c in row["result"]["curves"]["clipped"] if c is not None]
-    sentence = f"Entropy on the training prompts changed by {text} (nats per step)."
-    if clipped:
-        sentence += f" Share of tokens whose ratio was clipped: {float(np.mean(clipped)):.3f}."
+    clipped = float(np.mean([share for row in own for share in row["result"]["curves"]["clipped"]]))
+    sentence = (
+        f"Entropy on the training prompts changed by {text} (nats per step); {clipped:.1%} of the tokens were clipped."
+    )
     many = "eight updates" if updates == 8 else "one update"
     claim = f"Random rewards on {prompts} prompts, {many} a batch: entropy {'rises' if up else 'falls'}."
     return Finding(f"random, {prompts}, {updates}", claim, verdict, sentence)

@@ -95,6 +95,8 @@ def test_p07_first_hits_are_compared_with_the_sum_of_exact_chances() -> None:
     rows = [row(s, p0, p0, hit=7 if s < 10 else None) for s in range(20)]
     finding = named(findings(rows), "first hits")
     assert finding.verdict == "holds" and "10 of 20" in finding.sentence and "10.0 +- 2.2" in finding.sentence
+    twins = [row(s, p0, p0, hit=7 if s < 10 else None, scale=scale) for s in range(20) for scale in ("24k", "51k")]
+    assert "20.0 +- 4.5" in named(findings(twins), "first hits").sentence  # the same draws: not 2.2 x sqrt 2
     none = [row(s, p0, p0, hit=None) for s in range(20)]
     assert named(findings(none), "first hits").verdict == "does not hold"
 

@@ -221,19 +221,21 @@ def transition(rows: Sequence[Row]) -> Finding | None:
 
 def first_hits(rows: Sequence[Row]) -> Finding | None:
     """P7: under GRPO nothing is updated before the first hit, so hits come as 1 - (1 - p0)^N says. Holds where the number of
-    runs with a hit is within two standard deviations of the sum of these probabilities."""
+    runs with a hit is within two standard deviations of the sum of these probabilities. Runs of one seed are sampled with the
+    same draws: within a seed standard deviations are added, which is their largest sum."""
     own = sparse_quote(rows)
     if not own:
         return None
-    expected = [
-        hit_probability(math.exp(row["result"]["before"]["log_p_training"]), row["result"]["played"]) for row in own
-    ]
-    seen = sum(row["result"]["first_hit"] is not None for row in own)
-    spread = math.sqrt(sum(p * (1 - p) for p in expected))
-    verdict: Verdict = "holds" if abs(seen - sum(expected)) <= max(2 * spread, 0.5) else "does not hold"
-    if len({row["seed"] for row in own}) < 2:
+    expected, spreads = 0.0, dict[int, float]()
+    for row in own:
+        p = hit_probability(math.exp(row["result"]["before"]["log_p_training"]), row["result"]["played"])
+        expected += p
+        spreads[row["seed"]] = spreads.get(row["seed"], 0.0) + math.sqrt(p * (1 - p))
+    seen, spread = sum(row["result"]["first_hit"] is not None for row in own), math.hypot(*spreads.values())
+    verdict: Verdict = "holds" if abs(seen - expected) <= max(2 * spread, 0.5) else "does not hold"
+    if len(spreads) < 2:
         verdict = "no claim"
-    theory = f"{sum(expected):.1f} +- {spread:.1f}"
+    theory = f"{expected:.1f} +- {spread:.1f}"
     sentence = f"{seen} of {len(own)} runs hit the target at least once; 1 - (1 - p0)^N gives {theory}."
     return Finding("first hits", "A target is first hit as often as its exact prior says.", verdict, sentence)
 

@@ -55,7 +55,8 @@ def test_payments_come_with_the_arms_probability_and_the_arms_from_the_prior():
 
 GOLDEN = [0.36483, 0.236189, 0.077652, 0.742881, 0.036124, 0.219872]
 GOLDEN_PAYMENTS = "11001111011110111010"
-EXPLORES = 8  # pulls left from which arm 1 is worth a try at (0, 0, 2, 1): with 7 Q is (4.410, 4.415), with 8 (5.074, 5.072)
+# pulls left from which arm 1 is worth a try at (0, 0, 2, 1): with 7 Q is (4.410, 4.415), with 8 (5.074, 5.072)
+EXPLORES = 8
 
 
 @pytest.mark.parametrize("returns", ["cum", "final"])

@@ -137,10 +137,10 @@ def figures(rows: Sequence[Row], options: Any) -> dict[str, Any]:
                 axis.axhline(bayes(game, key).value, color=GREY, linestyle="--", linewidth=1, label="optimum")
             axis.set_xlabel("step (128 episodes)")
             axis.set_ylabel(title)
-        axes[0, 0].legend(fontsize=7, frameon=False)
+        axes[0, 0].legend(fontsize=7, frameon=False, loc="lower left")
         caption = (
             f"A tiny language model on a text bandit of {HORIZON} pulls, from one start; only the reward differs. Look at "
-            "the colours: each reward raises its own value, and the last panel shows on which side each policy comes down. "
+            "whether each colour is highest in its own panel, and in the last panel which optimum each policy sides with. "
             "Mean and 95 % t interval over seeds; values are exact, from the policy's probabilities in all 341 contexts."
         )
         found["text-bandit"] = (figure, caption)
@@ -153,7 +153,7 @@ def figures(rows: Sequence[Row], options: Any) -> dict[str, Any]:
         axes[0, 0].set_ylabel("success (512 episodes)")
         axes[0, 0].legend(fontsize=7, frameon=False)
         points(axes[0, 1], {LABELS[n]: list(values(rows, n, "halves", -1).values()) for n in games}, COLOURS)
-        axes[0, 1].set_ylabel("P(bisection's question) after training")
+        axes[0, 1].set_ylabel("P(bisection's question)\nafter training")
         caption = (
             f"The threshold game, numbers 0 to {N} and 4 questions. Look at where the curves part: process pays each of "
             "bisection's questions, information each answer's bits, outcome the number alone; the right panel shows which of "

@@ -21,6 +21,7 @@ from assay.studies.grid import Cell, Study, Watch, row_path, run_cell
 from assay.studies.registry import study_named
 
 ATTEMPTS = 3  # of a cell whose process was killed, before it counts as failed
+PATIENCE_S = 5.0  # for an idle worker to end by itself
 
 
 def run_grid(
@@ -54,6 +55,7 @@ def run_grid(
                         queue.insert(0, (cell, attempt + 1))
                         continue
                     error = f"its process was killed {ATTEMPTS} times"
+                worker.idle = True
                 if error:
                     failed[f"{cell.name}, seed {cell.seed}"] = error
                     watch.failed(cell, error)
@@ -77,6 +79,7 @@ class _Worker:
     cell: Cell
     attempt: int = 1
     since: float = 0.0
+    idle: bool = True
 
     @classmethod
     def start(cls, study: str, out: Path) -> _Worker:
@@ -96,7 +99,7 @@ class _Worker:
         return cls(process, ours, Cell("", 0, {}))
 
     def take(self, cell: Cell, attempt: int) -> None:
-        self.cell, self.attempt, self.since = cell, attempt, time.perf_counter()
+        self.cell, self.attempt, self.since, self.idle = cell, attempt, time.perf_counter(), False
         self.pipe.send((cell.name, cell.seed, cell.settings))
 
     @property
@@ -104,7 +107,9 @@ class _Worker:
         return time.perf_counter() - self.since
 
     def stop(self) -> None:
+        """An idle worker ends by itself when its pipe does; one that works is killed."""
         self.pipe.close()
+        self.process.join(PATIENCE_S if self.idle else 0)
         self.process.kill()
         self.process.join()
 
@@ -114,6 +119,7 @@ def _serve(study_name: str, out: str, pipe: Connection, parent: int) -> None:
     if not end_with(parent):
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the parent
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # transformers' own, of loading weights
     study = study_named(study_name)
     while True:
         try:

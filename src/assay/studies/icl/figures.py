@@ -13,6 +13,7 @@ from assay.studies.grid import Row
 from assay.studies.icl import recursions, rewards, supervision
 from assay.studies.icl.verdicts import seen, values
 
+FLOOR = 1e-3  # of errors on a logarithmic axis: half of one wrong state in 512
 Figures = dict[str, tuple[Any, str]]
 
 
@@ -111,7 +112,7 @@ def of_supervision(rows: Sequence[Row]) -> Figures:
             "pale cell: the learner that is executed. Sampled and argmax are different learners for the same weights.",
         )
     }
-    figure, axes = subplots(1, 2, width=5.0)
+    figure, axes = subplots(1, 2, width=5.0, height=4.2)
     points(axes[0, 0], {name: list(values(rows, name, "sample", "cum").values()) for name in names})
     axes[0, 0].set_xticks(range(len(names)), names, rotation=60, fontsize=7, ha="right")
     exact = supervision.reference_values(supervision.HORIZON)
@@ -151,7 +152,8 @@ def of_recursions(rows: Sequence[Row]) -> Figures:
         for i, way in enumerate(ways):
             curves = [row["result"]["error"] for row in rows if row["name"] == f"{kind}-{way}"]
             if curves:
-                band(axis, np.arange(1, len(curves[0]) + 1), curves, way, PALETTE[i % len(PALETTE)], styles[i])
+                x = np.arange(1, len(curves[0]) + 1)
+                band(axis, x, list(np.maximum(curves, FLOOR)), way, PALETTE[i % len(PALETTE)], styles[i])
         axis.axvline(recursions.HORIZON, color=GREY, linewidth=0.8, linestyle=":")
         axis.set_title(kind, fontsize=8)
         unit = "share of wrong states" if recursions.RECURSIONS[kind].levels else "error (standard deviations)"

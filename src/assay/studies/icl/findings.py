@@ -340,20 +340,22 @@ def of_recursions(rows: Sequence[Row]) -> list[Finding]:
             ],
             [],
         ),
-        finding(
-            "a state token against the prefix",
-            "A network that carries its state in a token has a smaller error at t = 2H than one that reads the prefix, "
-            "without positions or with relative ones.",
-            [
-                Quantity(
-                    f"log2 of the ratio, {way} to pad-2",
-                    ratio(way, "pad-2", recursions.BEYOND_OF, 2 * horizon),
-                    digits=2,
-                )
-                for way in recursions.BEYOND
-            ],
-            beyond,
-            "Learned positions are refused beyond H.",
+        *(
+            finding(
+                f"a state token against the prefix: {kind}",
+                f"Carrying the state of {kind} in a token gives a smaller error at t = 2H than reading the prefix without "
+                "positions or with relative ones.",
+                [
+                    Quantity(
+                        f"error, {way} less pad-2",
+                        less(error(kind, way, 2 * horizon), error(kind, "pad-2", 2 * horizon)),
+                    )
+                    for way in recursions.BEYOND
+                ],
+                [row for row in beyond if row["recursion"] == kind],
+                "Learned positions are refused beyond H.",
+            )
+            for kind in recursions.BEYOND_OF
         ),
         finding(
             "error growth",

@@ -61,6 +61,13 @@ def test_absent_options_are_the_paper_s_values(tmp_path: Path) -> None:
         full.cells(FullOptions(model="tiny-300k", lines=str(tmp_path / "l.txt")), [0])
 
 
+def test_without_a_file_there_are_as_many_lines_as_the_paper_s_sft_takes() -> None:
+    cells = full.cells(FullOptions(model="tiny-300k"), [0])
+    assert len(cells) == 6
+    usable = full.lines_of("", full.TARGET).usable
+    assert len(set(usable)) == len(usable) >= 6400
+
+
 def test_a_run_is_what_the_paper_s_tables_say(lines: Path, tmp_path: Path) -> None:
     quote = resolve(full.rl_values(settings_of(small(lines), "base", "dense"), 3, "tiny-300k", tmp_path), "test")
     assert (quote.env, quote.env_args) == ("quote", {"reward": "dense"})

@@ -42,7 +42,8 @@ class FullOptions(Section):
     mask_prompt: bool = False
     """Full size: keep prompt tokens out of the loss of SFT- too. The released code has them in it for the quote task."""
     lines: str = ""
-    """Full size, quote: UTF-8 file with one normalised line of film dialogue a line, for the other answers of SFT+."""
+    """Full size, quote: UTF-8 file with one line of film dialogue a line, for the other answers of SFT+; absent: lines of the
+    reference of Python's language."""
     judge: str = ""
     """Full size, maths, dense: address of an OpenAI-style endpoint, http://host:port/v1; absent: the strict language."""
     judge_model: str = "Qwen/Qwen2.5-32B-Instruct-AWQ"

@@ -166,12 +166,14 @@ def _learner(bench: Bench, settings: dict[str, Any]) -> TorchLearner:
 
 
 def lines_of(path: str, target: str) -> Lines:
-    """Of a file; of the reference of Python's language where there is none, which is no film dialogue."""
+    """Of a file; where there is none, of the reference of Python's language, no film dialogue: its lines, and its lines
+    with the two words before them, so that there are as many as SFT+ takes."""
     if path:
         return read_lines(Path(path), target)
     from assay.studies.demystify.corpus import corpus
 
-    return usable_lines(corpus().lines, target)
+    pieces = (*corpus().train, *corpus().held_out)
+    return usable_lines(tuple(dict.fromkeys([p.line for p in pieces] + [" ".join(p) for p in pieces])), target)
 
 
 def _posed(bench: Bench) -> Any:

@@ -247,7 +247,7 @@ def test_verdicts_follow_the_intervals_over_seeds() -> None:
         ((0.5, 0.5), (0.1, 0.9), "inconclusive"),
         ((0.3, 0.2), (0.3, 0.2), "does not hold"),
         ((0.0, 0.0), (0.9, 0.8), "no claim"),  # not a start that samples the target
-        ((0.1,), (0.9,), "inconclusive"),
+        ((0.1,), (0.9,), "no claim"),
         ((), (), "no claim"),
     ],
 )
@@ -260,7 +260,7 @@ def test_a_rise_that_is_not_there_is_said(before: Any, after: Any, verdict: str)
     ("before", "after", "verdict"),
     [
         ((0.0, 0.1), (0.0, 0.0), "no claim"),
-        ((0.0,), (0.0,), "inconclusive"),
+        ((0.0,), (0.0,), "no claim"),
         ((0.0, 0.0), (0.0, 0.0), "holds"),
         ((0.0, 0.0), (0.0, 0.3), "inconclusive"),
         ((), (), "no claim"),
@@ -298,7 +298,7 @@ def test_the_whole_protocol_on_a_tiny_model(lines: Path, tmp_path: Path, monkeyp
         assert (result["before"]["temperature"], result["before_rl"]["temperature"]) == (0.9, 0.4)
     assert len(made) == 2, "SFT+ and SFT- are made once each, for both rewards"
     assert rows[2]["result"]["before"] == rows[3]["result"]["before"] and rows[2]["result"]["sft"]["examples"] == 32
-    assert {found.verdict for found in full.findings(rows, options)} == {"inconclusive", "no claim"}  # one seed, no hit
+    assert {found.verdict for found in full.findings(rows, options)} == {"no claim"}  # one seed
     assert set(full.figures(rows, options)) == {"full-matrix"}
     again = full.run(full.cells(options, [0])[3], tmp_path / "elsewhere" / "cell")
     assert again == rows[3]["result"], "same seed, same bits, wherever it runs"

@@ -192,7 +192,7 @@ def run(cell: Cell, folder: Path) -> dict[str, Any]:
 
 
 def findings(rows: Sequence[Row], options: FullOptions) -> list[Finding]:
-    """Verdicts take two seeds or more: over one, the interval would be of samples and not of trainings."""
+    """Verdicts take two seeds or more: over one, an interval would be of samples and not of trainings."""
     own = [row for row in rows if is_full(row["settings"])]
     sampled = [
         row["result"]["after"]["exact"] - row["result"]["before"]["exact"]
@@ -250,7 +250,7 @@ def _raised(differences: Sequence[float], what: str) -> tuple[Verdict, str]:
     if not differences:
         return "no claim", "no seed has what it is about"
     if len(differences) < 2:
-        return "inconclusive", f"{what}: {mean:+.4f} over one seed, which has no interval"
+        return "no claim", f"{what}: {mean:+.4f} over one seed, which has no interval"
     verdict: Verdict = "inconclusive"
     if not any(differences):
         verdict = "does not hold"
@@ -275,7 +275,7 @@ def _nothing(rows: Sequence[Row], learnable: bool) -> tuple[Verdict, str]:
     samples = sum(row["result"]["after"]["samples"] for row in rows)
     said = f"share after RL {mean:.4f} over {len(rows)} seed{'s' * (len(rows) > 1)}, {samples} samples in all"
     if len(rows) < 2:
-        return "inconclusive", said
+        return "no claim", f"{said}, and one seed makes no claim"
     return "holds" if not any(after) else "does not hold" if low > 0 else "inconclusive", said
 
 

@@ -38,7 +38,8 @@ def study(line: Line) -> int:
     name = line.positional[0]
     chosen = study_named(name)
     examples = (f"study {name} --seeds 1", f"study {name} --dry-run", "study --list")
-    about = f"{chosen.title}.\n{chosen.about}\nA finished cell is kept: the same command goes on where it was."
+    end = "" if chosen.title.endswith("?") else "."
+    about = f"{chosen.title}{end}\n{chosen.about}\nA finished cell is kept: the same command goes on where it was."
     page = Help(f"study {name}", about, examples, (), switches)
     if line.wants_help:
         return show_help(page, chosen.options)

@@ -29,8 +29,9 @@ def write(
     command: str,
 ) -> dict[str, Any]:
     """Findings and figures of what is finished; returns what study.json holds."""
-    findings = study.findings(rows, options)
-    images = {name: (_images(figure), caption) for name, (figure, caption) in study.figures(rows, options).items()}
+    findings = study.findings(rows, options) if rows else []
+    drawn = study.figures(rows, options) if rows else {}
+    images = {name: (_images(figure), caption) for name, (figure, caption) in drawn.items()}
     for name, (image, _) in images.items():
         write_file(_inside(out / "figures", f"{name}.svg"), image["svg"])
         write_file(_inside(out / "figures", f"{name}.png"), image["png"])

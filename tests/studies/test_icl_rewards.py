@@ -10,6 +10,7 @@ import torch
 from assay.bandits import context_game, law_of
 from assay.rng import generator
 from assay.studies.icl.rewards import (
+    USUAL,
     advantages,
     exact_return,
     make_model,
@@ -35,6 +36,7 @@ SETTINGS: dict[str, Any] = {
     "baseline": "group",
     "rate": 1e-3,
     "entropy": 0.05,
+    "explore": 0.75,
 }
 
 
@@ -249,9 +251,8 @@ def test_the_first_point_of_a_curve_is_the_untrained_policy() -> None:
 
 @pytest.mark.slow
 def test_p09_two_returns_make_two_policies() -> None:
-    settings = SETTINGS | {"horizon": 5, "width": 32, "layers": 2, "updates": 800, "batch": 384, "group": 16}
-    cum = run_cell(1000, settings | {"returns": "cum"})["sample"]
-    final = run_cell(1000, settings | {"returns": "final"})["sample"]
+    cum = run_cell(1000, USUAL | {"returns": "cum", "updates": 800})["sample"]
+    final = run_cell(1000, USUAL | {"returns": "final", "updates": 800})["sample"]
     assert cum["cum"] > 2.80
     assert final["cum"] < 2.65
     assert cum["distance bayes-final"] > final["distance bayes-final"]

@@ -15,12 +15,18 @@ from rich.text import Text
 
 from assay.cli.flags import Help, Line, read, show_help
 from assay.cli.tables import console
+from assay.studies.grid import Options
 
 if TYPE_CHECKING:
     from assay.studies.grid import Cell, Study
 
 INCOMPLETE = 1
 STYLES = {"holds": "bold green", "reversed": "bold red", "does not hold": "bold red", "inconclusive": "bold yellow"}
+
+
+class Named(Options):
+    name: str = ""
+    """A study of --list, or module:OBJECT of your own."""
 
 
 def study(line: Line) -> int:
@@ -34,7 +40,7 @@ def study(line: Line) -> int:
     if line.switch("list") or (not line.positional and not line.wants_help):
         return _list(line.switch("json"))
     if not line.positional or line.positional[0] == "-h":
-        return _overview()
+        return _overview(switches)
     name = line.positional[0]
     chosen = study_named(name)
     examples = (f"study {name} --seeds 1", f"study {name} --dry-run", "study --list")
@@ -94,9 +100,18 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _overview() -> int:
-    print("assay study NAME [--seeds N] [--jobs N] [--out DIR] [--dry-run] [--json] and the study's own options\n")
-    return _list(False)
+def _overview(switches: Mapping[str, tuple[Any, str]]) -> int:
+    examples = (
+        "study --list",
+        "study demystify --seeds 1                   # a first look",
+        "study agentic-icl --experiment rewards",
+        "study agentic-icl --help                    # with the study's own options",
+    )
+    about = (
+        "A controlled experiment that explains methods: a grid of cells over seeds, findings with a verdict by a rule that\n"
+        "was stated before, figures and a page. A finished cell is kept: the same command goes on where it was."
+    )
+    return show_help(Help("study", about, examples, ("name",), switches), Named)
 
 
 def _dry_run(chosen: Study, cells: list[Cell], out: Path, as_json: bool) -> int:

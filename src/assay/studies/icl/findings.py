@@ -114,7 +114,7 @@ def of_rewards(rows: Sequence[Row]) -> list[Finding]:
         ),
         finding(
             "entropy bonus",
-            "An entropy bonus that begins at 0.1 ends nearer to the optimum of the sum of rewards than one that begins at 0.01.",
+            "An entropy bonus from 0.1 ends nearer to the optimum of the sum of rewards than one from 0.01.",
             [
                 Quantity(
                     "share of the way, 0.1 less 0.01",

@@ -112,8 +112,8 @@ def test_the_study_is_in_the_registry_and_a_model_asks_for_the_full_size() -> No
     full = STUDY.cells(DemystifyOptions(model="tiny-300k", sft_steps=10), [0])
     assert full and all(cell.settings["scale"] == "full" for cell in full)
     assert STUDY.folder(DemystifyOptions(model="tiny-300k")) != STUDY.folder(DemystifyOptions())
-    with pytest.raises(UserError, match="SFT\\+ takes 6400 different lines"):  # before anything runs
-        STUDY.cells(DemystifyOptions(model="tiny-300k"), [0])
+    with pytest.raises(UserError, match="SFT\\+ takes 12800 different lines"):  # before anything runs
+        STUDY.cells(DemystifyOptions(model="tiny-300k", sft_steps=1000), [0])
 
 
 @pytest.mark.slow

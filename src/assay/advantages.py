@@ -212,12 +212,11 @@ def whiten(values: Sequence[ArrayLike], epsilon: float = 1e-8) -> list[Array]:
     Returns:
       One [N_i] per trace; exactly 0 where all values are equal within `TIE`.
     """
-    arrays = [_vector(v, "values") for v in values]
-    known = _known(np.concatenate(arrays)) if arrays else np.zeros(0)
+    known = _known(np.concatenate([_vector(v, "values") for v in values])) if len(values) else np.zeros(0)
     if all_equal(known):
-        return [np.where(np.isnan(a), np.nan, 0.0) for a in arrays]
-    mean, std = known.mean(), max(float(np.sqrt(np.var(known, ddof=1) + epsilon)), STD_FLOOR)
-    return [(a - mean) / std for a in arrays]
+        return centre(values)
+    std = max(float(np.sqrt(np.var(known, ddof=1) + epsilon)), STD_FLOOR)
+    return [a / std for a in centre(values)]
 
 
 def centre(values: Sequence[ArrayLike]) -> list[Array]:

@@ -82,6 +82,23 @@ def read_file(path: Path, limit: int) -> bytes:
     return path.read_bytes()
 
 
+def text_lines(path: Path, what: str, limit: int) -> list[str]:
+    """The lines of a user's UTF-8 file of at most `limit` bytes; UserError names the file as `what` and says what is wrong.
+    Links and pipes are followed: the user named it."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
+    if len(data) > limit:
+        raise UserError(f"{what} {path} has more than {limit} bytes: give fewer {what.rpartition(' ')[2]}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what} {path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from error
+    return text.removesuffix("\n").split("\n")
+
+
 def read_json(path: Path, limit: int) -> dict[str, Any]:
     """One JSON object; UserError names the file and what was found instead."""
     data = read_file(path, limit)

@@ -16,7 +16,7 @@ from toy_study import STUDY, ToyOptions
 
 from assay.cli.main import main
 from assay.protocols import UserError
-from assay.studies import charts
+from assay.studies import charts, workers
 from assay.studies.grid import Watch, load_rows, row_path, run_cell
 from assay.studies.registry import STUDIES, study_named
 from assay.studies.report import write
@@ -81,6 +81,21 @@ def test_one_failing_cell_leaves_the_others_their_results(tmp_path, mode, said):
 def test_a_cell_whose_process_was_killed_is_run_again(tmp_path):
     rows, failed = run(tmp_path, mode="killed-once")
     assert len(rows) == 4 and not failed
+
+
+def test_a_worker_that_was_killed_between_two_cells_costs_an_attempt_and_not_the_study(tmp_path, monkeypatch):
+    real, killed = workers._Worker.take, []
+
+    def take(self, cell, attempt):
+        if not killed:
+            killed.append(self.process.pid)
+            self.process.kill()
+            self.process.join()
+        real(self, cell, attempt)
+
+    monkeypatch.setattr(workers._Worker, "take", take)
+    rows, failed = run(tmp_path)
+    assert killed and len(rows) == 4 and not failed
 
 
 def test_a_killed_study_leaves_no_process_behind_and_goes_on(tmp_path):

@@ -125,11 +125,11 @@ def _dry_run(chosen: Study, cells: list[Cell], out: Path, as_json: bool) -> int:
         ]
         print(json.dumps({"study": chosen.name, "out": str(out), "cells": listed}))
         return 0
-    out_names: dict[str, list[int]] = {}
+    seeds_of: dict[str, list[int]] = {}
     for cell in cells:
-        out_names.setdefault(cell.name, []).append(cell.seed)
+        seeds_of.setdefault(cell.name, []).append(cell.seed)
     print(f"{chosen.title}: {len(cells)} cells, {sum(done)} of them finished, in {out}")
-    for name, seeds in out_names.items():
+    for name, seeds in seeds_of.items():
         print(f"  {name}: seeds {', '.join(map(str, seeds))}")
     return 0
 

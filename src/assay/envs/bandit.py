@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from assay.bandits import Array, bayes, count_game, law_of
-from assay.envs.base import TRIES, TextEnv, bucket
+from assay.envs.base import TRIES, TextEnv, bucket, check_task
 from assay.protocols import UserError
 from assay.rng import digest, generator, stable_hash
 
@@ -103,8 +103,7 @@ class Bandit(TextEnv):
 
     def means(self, split: str, task: int) -> tuple[float, ...]:
         """The arms' probabilities: a pure function of (arms, ood_prior, split, id)."""
-        if not 0 <= task < 1 << 31:
-            raise UserError(f"bandit: task is {task}; a task id is a number from 0 to {(1 << 31) - 1}")
+        check_task("bandit", task)
         prior = self.ood_prior if split == "ood" else (1.0, 1.0)
         for attempt in range(TRIES):
             found = tuple(generator(0, "bandit", split, task, attempt).beta(*prior, self.arms).tolist())

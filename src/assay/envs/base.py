@@ -16,6 +16,7 @@ from assay.rng import digest, stable_hash
 
 CHARSET = string.printable
 IID_SHARE = 5  # one content hash in five belongs to "iid", the others to "train"
+TASKS = 1 << 31  # ids of a split without end are below it
 TRIES = 1000  # candidate seeds of one task id; (4/5)^1000 is never
 
 
@@ -27,6 +28,12 @@ def bucket(content_hash: str) -> str:
 def candidate_seed(environment: str, split: str, task: int, attempt: int) -> int:
     """A 31-bit seed; the attempt counts candidates whose content belonged to another split."""
     return int.from_bytes(digest(environment, split, task, attempt)[:4], "little") >> 1
+
+
+def check_task(environment: str, task: int) -> None:
+    """UserError for an id out of range."""
+    if not 0 <= task < TASKS:
+        raise UserError(f"{environment}: task is {task}; a task id is a number from 0 to {TASKS - 1}")
 
 
 class TextEnv(gymnasium.Env[str, str]):
@@ -54,7 +61,7 @@ class TextEnv(gymnasium.Env[str, str]):
         if split not in SPLITS:
             raise UserError(f"split {split!r} does not exist: the splits are {', '.join(SPLITS)}")
         task = (options or {}).get("task")
-        return split, int(self.np_random.integers(2**31)) if task is None else int(task)
+        return split, int(self.np_random.integers(TASKS)) if task is None else int(task)
 
     def anchor(self, observation: str) -> str:
         return stable_hash(observation)

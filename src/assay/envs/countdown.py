@@ -20,7 +20,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
-from assay.envs.base import TRIES, TextEnv, bucket
+from assay.envs.base import TRIES, TextEnv, bucket, check_task
 from assay.protocols import UserError
 from assay.rng import digest, stable_hash
 
@@ -210,8 +210,7 @@ class Countdown(TextEnv):
 
     def task(self, split: str, task_id: int) -> Task:
         """A pure function of (settings, split, id); UserError for an id out of range or a stratum without tasks."""
-        if not 0 <= task_id < 1 << 31:
-            raise UserError(f"countdown: task is {task_id}; a task id is a number from 0 to {(1 << 31) - 1}")
+        check_task("countdown", task_id)
         recipe = self.recipes[split]
         share = int.from_bytes(digest("countdown", "stratum", split, task_id)[:6], "little") / (1 << 48)
         stratum = next(s for s, up_to in zip(recipe.strata, recipe.cumulative, strict=True) if share < up_to)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.envs.base import TextEnv
+from assay.envs.base import TextEnv, check_task
 from assay.protocols import UserError
 from assay.rng import stable_hash
 
@@ -285,8 +285,7 @@ class Pairs(TextEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         split, task = self.pick(seed, options)
-        if not 0 <= task < 1 << 31:
-            raise UserError(f"pairs: task is {task}; a task id is a number from 0 to {(1 << 31) - 1}")
+        check_task("pairs", task)
         self._split, self._answer = split, None
         shown = "Your solution?" if self.form == "words" else "?"
         info = {

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from assay.envs.base import TextEnv
+from assay.envs.base import TextEnv, check_task
+from assay.files import text_lines
 from assay.protocols import SPLITS, UserError
 from assay.rng import stable_hash
 
@@ -178,8 +179,7 @@ class Quote(TextEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         split, task = self.pick(seed, options)
-        if not 0 <= task < 1 << 31:
-            raise UserError(f"quote: task is {task}; a task id is a number from 0 to {(1 << 31) - 1}")
+        check_task("quote", task)
         lines = self.lines[split]
         self._prompt, self._answer = lines[task % len(lines)], None
         shown = "Your quote?"
@@ -246,20 +246,7 @@ class Quote(TextEnv):
 
 def read_prompts(path: Path) -> tuple[str, ...]:
     """The lines of a UTF-8 file; UserError names what is wrong with it. A blank line is refused, not skipped."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(PROMPT_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"quote: prompts {path} cannot be read: {error.strerror}") from error
-    if len(data) > PROMPT_BYTES:
-        raise UserError(f"quote: prompts {path} has more than {PROMPT_BYTES} bytes: give fewer prompts")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"quote: prompts {path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
-        ) from error
-    lines = text.removesuffix("\n").split("\n")
+    lines = text_lines(path, "quote: prompts", PROMPT_BYTES)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             raise UserError(f"quote: prompts {path}, line {number} is blank: one prompt a line")

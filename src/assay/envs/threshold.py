@@ -14,7 +14,7 @@ import math
 import re
 from typing import Any
 
-from assay.envs.base import TextEnv
+from assay.envs.base import TextEnv, check_task
 from assay.protocols import UserError
 from assay.rng import stable_hash
 
@@ -64,8 +64,7 @@ class Threshold(TextEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         split, task = self.pick(seed, options)
-        if not 0 <= task < 1 << 31:
-            raise UserError(f"threshold: task is {task}; a task id is a number from 0 to {(1 << 31) - 1}")
+        check_task("threshold", task)
         self._n = self.ranges[split]
         self._theta = task % (self._n + 1)
         self._lo, self._hi, self._turn = 0, self._n, 0

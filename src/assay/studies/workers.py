@@ -4,6 +4,7 @@ many cells. A process that is killed costs its cell a second attempt, a cell tha
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -48,7 +49,7 @@ def run_grid(
                 cell, attempt = worker.cell, worker.attempt
                 try:
                     error = worker.pipe.recv()
-                except EOFError:
+                except (EOFError, OSError):  # gone, with its answer or without
                     workers.pop(pipe).stop()
                     if attempt < ATTEMPTS:
                         watch.note(f"the process of {cell.name}, seed {cell.seed}, was killed: once more")
@@ -100,7 +101,8 @@ class _Worker:
 
     def take(self, cell: Cell, attempt: int) -> None:
         self.cell, self.attempt, self.since, self.idle = cell, attempt, time.perf_counter(), False
-        self.pipe.send((cell.name, cell.seed, cell.settings))
+        with contextlib.suppress(OSError):  # killed since its last answer: the next look at its pipe says so
+            self.pipe.send((cell.name, cell.seed, cell.settings))
 
     @property
     def seconds(self) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from assay.envs.pairs import Problem, written
 from assay.envs.quote import norm
+from assay.files import text_lines
 from assay.protocols import UserError
 from assay.rng import generator
 
@@ -48,18 +49,7 @@ def usable_lines(lines: Sequence[str], target: str) -> Lines:
 
 def read_lines(path: Path, target: str) -> Lines:
     """Of a UTF-8 file; UserError names what is wrong with it."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"lines {path} cannot be read: {error.strerror}") from error
-    if len(data) > FILE_BYTES:
-        raise UserError(f"lines {path} has more than {FILE_BYTES} bytes: give fewer lines")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"lines {path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from error
-    lines = text.removesuffix("\n").split("\n")
+    lines = text_lines(path, "lines", FILE_BYTES)
     for number, line in enumerate(lines, 1):
         if len(line) > LINE_LENGTH:
             raise UserError(f"lines {path}, line {number} has more than {LINE_LENGTH} characters")

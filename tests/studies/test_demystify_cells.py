@@ -9,9 +9,8 @@ import pytest
 
 from assay.protocols import UserError
 from assay.studies.demystify import cells
-from assay.studies.demystify.corpus import corpus
-from assay.studies.demystify.policies import Recipe
-from assay.studies.demystify.study import PLAIN, RANDOM, STUDY, DemystifyOptions, tiny_cells
+from assay.studies.demystify.study import MATHS, PLAIN, RANDOM, STUDY, DemystifyOptions, tiny_cells
+from assay.studies.demystify.tasks import Recipe
 from assay.studies.grid import Cell
 from assay.studies.registry import study_named
 
@@ -47,8 +46,9 @@ def finite(value: Any) -> bool:
         {"start": "sft-", "reward": "dense", "algorithm": "ppo"},
         RANDOM | {"prompts": "narrow", "updates": 8, "tasks": 8, "steps": 2, "rollouts": 4},
         RANDOM | {"prompts": "broad", "tasks": 4, "steps": 2, "rollouts": 2},
+        MATHS | {"start": "sft+", "reward": "dense", "steps": 2, "recipe": QUICK["recipe"] | {"task": "maths"}},
     ],
-    ids=["sparse", "ppo", "narrow", "broad"],
+    ids=["sparse", "ppo", "narrow", "broad", "maths"],
 )
 def test_a_cell_is_json_with_a_value_a_step_and_the_same_twice(own: dict[str, Any], tmp_path: Path) -> None:
     cell = Cell("x", 0, PLAIN | QUICK | own)
@@ -61,7 +61,7 @@ def test_a_cell_is_json_with_a_value_a_step_and_the_same_twice(own: dict[str, An
     assert all(len(found["curves"][name]) == steps for name in ("reward", "success", "entropy", "dead", "clipped"))
     assert found["curves"]["log_p"][0] == pytest.approx(found["before"]["log_p"], abs=1e-4)
     assert found["curves"]["log_p"][-1] == pytest.approx(found["after"]["log_p"], abs=1e-4)
-    assert found["corpus"] == corpus().hash and found["before"]["inside"]["samples"] == 8
+    assert found["text"] and found["before"]["inside"]["samples"] == 8
     several = cell.settings["updates"] > 1  # ratios leave 1 from the second update on
     assert (max(found["curves"]["clipped"]) > 0) == several
     assert bool(found["probe"]) == (cell.settings["reward"] == "random")
@@ -99,12 +99,12 @@ def test_narrow_prompts_fill_a_step_and_broad_ones_are_a_thousand() -> None:
 
 def test_cells_of_one_seed_share_their_priors_and_names_are_unique() -> None:
     named = tiny_cells()
-    assert len({name for name, _ in named}) == len(named) == 24 + 6 + 4 + 4
+    assert len({name for name, _ in named}) == len(named) == 24 + 6 + 4 + 4 + 6
     listed = STUDY.cells(DemystifyOptions(), range(5))
-    assert len(listed) == 5 * 38 and [cell.seed for cell in listed[:38]] == [0] * 38
+    assert len(listed) == 5 * 44 and [cell.seed for cell in listed[:44]] == [0] * 44
     assert {cell.settings["part"] for cell in STUDY.cells(DemystifyOptions(part="prior"), [0])} == {"prior"}
     keys = {Recipe(s["scale"], 0, s["start"], **s["recipe"]).key for _, s in named}
-    assert len(keys) == 4 * 3 + 4  # three starts at four sizes, four mixtures more
+    assert len(keys) == 4 * 3 + 4 + 3  # three starts at four sizes, four mixtures, the three of maths
 
 
 def test_the_study_is_in_the_registry_and_a_model_asks_for_the_full_size() -> None:

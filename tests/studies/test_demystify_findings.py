@@ -23,7 +23,7 @@ def row(seed: int, before: float, after: float, played: int = 3072, hit: int | N
             "reading": {"nats": 1.0, "accuracy": settings.get("right", {}).get(name, 0.5)},
         }  # fmt: skip
 
-    curves = {"log_p": [math.log(before), math.log(after)], "entropy": [1.0], "clipped": [0.1]}
+    curves = {"log_p": [math.log(before), math.log(after)], "entropy": [1.0], "clipped": [0.1], "success": [0.0]}
     result = {
         "before": seen(before, "before"), "after": seen(after, "after"), "played": played, "first_hit": hit,
         "curves": curves, "probe": {"at": [0, 1], "outside": [1.0, 1.1]},
@@ -159,7 +159,7 @@ def test_figures_are_drawn_of_whatever_rows_there_are() -> None:
         row(seed, 0.01, 0.5, hit=None if seed else 9, **settings) for _, settings in tiny_cells() for seed in range(2)
     ]
     made = figures(everything)
-    assert set(made) == {"matrix", "curves", "prior", "entropy", "algorithms", "random"}
+    assert set(made) == {"matrix", "curves", "prior", "entropy", "algorithms", "random", "maths"}
     for figure, caption in made.values():
         assert caption and all(axis.get_ylabel() or i for i, axis in enumerate(figure.axes))
     for some in (everything[:1], everything[-1:], [r for r in everything if r["settings"]["part"] == "prior"]):

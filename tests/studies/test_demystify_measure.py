@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from assay.advantages import all_equal, grpo
+from assay.envs.pairs import Problem
 from assay.model import Network, check_exact
 from assay.studies.demystify.corpus import Piece
 from assay.studies.demystify.measure import (
@@ -18,6 +19,7 @@ from assay.studies.demystify.measure import (
     log_probability,
     mean_entropy,
     reading,
+    solved,
     tilted,
 )
 from assay.studies.demystify.policies import answer_ids, build_model, prompt_ids
@@ -191,3 +193,19 @@ def _close(text: str) -> float:
 
 def test_what_is_not_known_is_null_in_a_result() -> None:
     assert hear([trace("a", entropies=())], "ab").as_json()["entropy"] is None
+
+
+def test_solutions_are_counted_by_hand() -> None:
+    """12x^2 - xy - 6y^2 = 0 in -100..100: factors 3 2 and 4 3, bounds 33 and 25, 67 and 51 points, answer 117."""
+    found = solved(
+        [
+            trace("3 2 4 3;33 25;67 51;1;\\boxed{117}"),
+            trace("4 -3 3 -2;25 33;51 67;1;\\boxed{118}"),  # both factors in the other order; the origin twice
+            trace("1 1 1 1;\\boxed{117}"),
+            trace("3 2 5 5;33 25"),
+        ],
+        Problem(),
+    )
+    assert (found.samples, found.exact, found.twice, found.unparsed) == (4, 0.5, 0.25, 0.25)
+    assert (found.factors, found.derived) == (0.5, 0.25)
+    assert found.milestones == pytest.approx((1 + 0.6 + 1 + 0) / 4)  # .05 + .1 - .5 for the last: not below 0

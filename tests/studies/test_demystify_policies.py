@@ -13,26 +13,27 @@ import torch
 from assay.build import load_policy
 from assay.config import resolve
 from assay.demonstrations import demonstrate
+from assay.envs.pairs import Pairs
 from assay.envs.quote import Quote, norm
 from assay.studies.demystify import policies
 from assay.studies.demystify.corpus import HIGH, LOW, NARROW, QUOTE_PROMPT, TARGET, corpus, cut, prose, zen
 from assay.studies.demystify.policies import (
+    ANSWER,
     SCALES,
-    Recipe,
     answer_ids,
     build_model,
     build_tokenizer,
     cross_entropy,
     policy,
-    pretraining_batches,
     prompt_ids,
     prompts_file,
     record,
     renderer,
     tokens,
     tune_down,
-    tuning_pairs,
 )
+from assay.studies.demystify.study import COPIES
+from assay.studies.demystify.tasks import TASKS, Recipe
 
 SMALL = Recipe("24k", 0, updates=3, rows=4, tuning_updates=5)
 
@@ -78,6 +79,27 @@ def test_every_letter_is_a_token_and_the_prompt_is_the_environments() -> None:
     assert shown.turns[0].ids.tolist() == answer_ids(TARGET).tolist()
 
 
+def test_the_maths_prompt_and_answer_are_the_environments() -> None:
+    env, task = Pairs(form="short"), TASKS["maths"]
+    shown = demonstrate(env, renderer("maths"), "pairs", 0, 0.0, 0)
+    ours = np.concatenate([shown.prompt_ids, shown.turns[0].context_ids])
+    assert ours.tolist() == prompt_ids(task.prompt, "maths").tolist()
+    ids = answer_ids(task.target, "maths")
+    assert shown.turns[0].ids.tolist() == ids.tolist() and len(ids) <= ANSWER
+    assert tokens("maths").index("_") not in [*ours, *ids]  # nothing unknown
+    assert build_tokenizer("maths").decode(ids[:-1]) == "3 2 4 3;33 25;67 51;1;\\boxed{117}"
+
+
+def test_maths_is_pre_trained_on_other_problems_with_half_of_the_origins_counted_twice() -> None:
+    task = TASKS["maths"]
+    pairs = [pair for batch in task.pretraining(Recipe("24k", 0, task="maths", updates=100)) for pair in batch]
+    assert len(pairs) == 3200 and task.prompt not in {prompt for prompt, _ in pairs}
+    assert 0.46 < sum(";0;" in answer for _, answer in pairs) / 3200 < 0.54  # four deviations of .009
+    assert all(";1;" in piece.line for piece in task.held_out)
+    copies = task.tuning(Recipe("24k", 0, "sft+", "maths", **COPIES))
+    assert copies == [(task.prompt, task.target)] * 384
+
+
 def _prompts() -> Path:
     return prompts_file("prompts", [QUOTE_PROMPT])
 
@@ -108,20 +130,20 @@ def test_weights_are_the_seeds() -> None:
 
 def test_p05_sft_plus_has_exactly_its_share_of_targets_and_no_line_twice() -> None:
     recipe = Recipe("24k", 0, "sft+")
-    pairs = tuning_pairs(recipe)
+    pairs = TASKS["quote"].tuning(recipe)
     count = Counter(answer for _, answer in pairs)
     assert len(pairs) == 80 * 32 == 2560 and count[TARGET] == 512
     assert {prompt for prompt, _ in pairs} == {QUOTE_PROMPT}
     del count[TARGET]
     assert set(count.values()) == {1} and set(count) <= set(corpus().lines)
     for ratio, targets in ((0.0, 0), (0.001, 3), (0.01, 26), (0.05, 128)):  # 2.56, 25.6 rounded
-        found = tuning_pairs(Recipe("24k", 0, "sft+", ratio=ratio))
+        found = TASKS["quote"].tuning(Recipe("24k", 0, "sft+", ratio=ratio))
         assert sum(answer == TARGET for _, answer in found) == targets
 
 
 def test_pretraining_is_half_openings_half_the_quote_prompt_with_the_stated_share() -> None:
     recipe = Recipe("24k", 0, updates=200)
-    pairs = [pair for batch in pretraining_batches(recipe) for pair in batch]
+    pairs = [pair for batch in TASKS["quote"].pretraining(recipe) for pair in batch]
     quoted = [answer for prompt, answer in pairs if prompt == QUOTE_PROMPT]
     assert len(quoted) == 200 * 16
     assert 0.035 < sum(answer == TARGET for answer in quoted) / len(quoted) < 0.065  # .05 and four deviations of .0039
@@ -192,8 +214,10 @@ def test_another_recipe_is_another_policy() -> None:
     keys = {
         Recipe("24k", 0).key, Recipe("24k", 1).key, Recipe("51k", 0).key, Recipe("24k", 0, "sft+").key,
         Recipe("24k", 0, "sft+", ratio=0.1).key, Recipe("24k", 0, mixed_in=0.1).key,
+        Recipe("24k", 0, task="maths").key,
     }  # fmt: skip
-    assert len(keys) == 6
+    assert len(keys) == 7
+    assert Recipe("24k", 0, "sft+", "maths").base.key == Recipe("24k", 0, task="maths").key
     assert Recipe("24k", 0, "sft-").base.key == Recipe("24k", 0).key == Recipe("24k", 0, "sft+", ratio=0.01).base.key
 
 

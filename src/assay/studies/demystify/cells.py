@@ -17,19 +17,21 @@ from transformers.utils import logging as transformers_logging
 
 from assay.build import Bench, build, build_learner
 from assay.config import RunConfig, resolve
+from assay.envs.pairs import Problem
 from assay.model import Network
-from assay.studies.demystify.corpus import QUOTE_PROMPT, TARGET, corpus
-from assay.studies.demystify.measure import answer_logits, entropy, hear, log_probability, mean_entropy, reading, sample
-from assay.studies.demystify.policies import (
-    ANSWER,
-    CONTEXT,
-    Recipe,
-    answer_ids,
-    policy,
-    prompt_ids,
-    prompts_file,
-    record,
+from assay.studies.demystify.corpus import TARGET, corpus
+from assay.studies.demystify.measure import (
+    answer_logits,
+    entropy,
+    hear,
+    log_probability,
+    mean_entropy,
+    reading,
+    sample,
+    solved,
 )
+from assay.studies.demystify.policies import ANSWER, CONTEXT, answer_ids, policy, prompt_ids, prompts_file, record
+from assay.studies.demystify.tasks import TASKS, Recipe, TaskName
 from assay.train import Display, Trainer
 
 EVALUATION_TEMPERATURE = 1.0
@@ -50,8 +52,8 @@ def run(settings: dict[str, Any], seed: int) -> dict[str, Any]:
         trainer = Trainer(bench, build_learner(config, bench.network, None), Display())
         about = {
             "parameters": sum(p.numel() for p in bench.network.model.parameters()),
-            "corpus": corpus().hash,
-            "policy": {key: value for key, value in record(folder).items() if key not in ("recipe", "corpus")},
+            "text": TASKS[recipe.task].text,
+            "policy": {key: value for key, value in record(folder).items() if key not in ("recipe", "text")},
             "prompts": len(prompts_of(settings)),
         }
         before = look(bench, settings)
@@ -63,8 +65,8 @@ def configuration(settings: dict[str, Any], seed: int, model: str) -> RunConfig:
     ppo, random = settings["algorithm"] == "ppo", settings["reward"] == "random"
     methods = ["ppo" if ppo else "grpo"]
     values: dict[str, Any] = {
-        "env": "quote",
-        "env_args": environment(settings, prompts_of(settings)),
+        "env": TASKS[task_of(settings)].env,
+        "env_args": environment(settings),
         "method": methods + (["random-reward"] if random else []),
         "model": model,
         "seed": seed,
@@ -87,15 +89,27 @@ def configuration(settings: dict[str, Any], seed: int, model: str) -> RunConfig:
 def prompts_of(settings: dict[str, Any]) -> tuple[str, ...]:
     """The training prompts of a cell. The narrow set is repeated so that a step has its number of groups."""
     name = settings["prompts"]
-    if name == "quote":
-        return (QUOTE_PROMPT,)
+    if name in ("quote", "pairs"):
+        return (TASKS[task_of(settings)].prompt,)
     if name == "broad":
         return corpus().broad
     return corpus().narrow * (settings["tasks"] // len(corpus().narrow))
 
 
-def environment(settings: dict[str, Any], prompts: Sequence[str]) -> dict[str, Any]:
-    """Settings of the quote environment: exact matches only (the page's reward, without the code's substring credit)."""
+def task_of(settings: dict[str, Any]) -> TaskName:
+    return settings["recipe"].get("task", "quote")
+
+
+def environment(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the cell's own environment: `quote`, or `pairs` with answers in the strict language."""
+    if task_of(settings) == "maths":
+        return {"form": "short", "reward": "milestones" if settings["reward"] == "dense" else "sparse"}
+    return quoting(settings, prompts_of(settings))
+
+
+def quoting(settings: dict[str, Any], prompts: Sequence[str]) -> dict[str, Any]:
+    """The quote environment for these prompts: exact matches only (the page's reward, without the code's substring
+    credit)."""
     reward = "sparse" if settings["reward"] == "random" else settings["reward"]
     file = str(prompts_file("prompts", prompts))
     return {"target": TARGET, "reward": reward, "substring_credit": False, "prefix": "", "prompts": file}
@@ -103,26 +117,33 @@ def environment(settings: dict[str, Any], prompts: Sequence[str]) -> dict[str, A
 
 def look(bench: Bench, settings: dict[str, Any]) -> dict[str, Any]:
     """The policy as it stands: the target's exact probability at two temperatures, sampled answers to the cell's own prompts
-    and to prompts outside, first guesses on held-out text."""
-    own, outside = prompts_of(settings), corpus().outside
-    few = SAMPLES // 2
-    inside = sample(bench, environment(settings, own), min(len(own), SAMPLES), SAMPLES, EVALUATION_TEMPERATURE)
-    other = sample(bench, environment(settings, outside), few, few, EVALUATION_TEMPERATURE)
-    network = bench.network
-    return {
-        "log_p": log_probability(network, QUOTE_PROMPT, TARGET, EVALUATION_TEMPERATURE),
-        "log_p_cold": log_probability(network, QUOTE_PROMPT, TARGET, COLD),
-        "log_p_training": log_probability(network, QUOTE_PROMPT, TARGET, settings["temperature"]),
-        "inside": hear(inside, TARGET).as_json(),
-        "outside": hear(other, TARGET).as_json(),
-        "reading": reading(network, corpus().held_out[:HELD_OUT]),
+    and (quote) to prompts outside, first guesses on held-out text."""
+    name, network = task_of(settings), bench.network
+    task = TASKS[name]
+
+    def log_p(temperature: float) -> float:
+        return log_probability(network, task.prompt, task.target, temperature, name)
+
+    found = {
+        "log_p": log_p(EVALUATION_TEMPERATURE),
+        "log_p_cold": log_p(COLD),
+        "log_p_training": log_p(settings["temperature"]),
+        "reading": reading(network, task.held_out[:HELD_OUT], name),
     }
+    if name == "maths":
+        answers = sample(bench, environment(settings), 1, SAMPLES, EVALUATION_TEMPERATURE, task.env)
+        return found | {"inside": solved(answers, Problem()).as_json()}
+    own, outside, few = prompts_of(settings), corpus().outside, SAMPLES // 2
+    inside = sample(bench, quoting(settings, own), min(len(own), SAMPLES), SAMPLES, EVALUATION_TEMPERATURE)
+    other = sample(bench, quoting(settings, outside), few, few, EVALUATION_TEMPERATURE)
+    return found | {"inside": hear(inside, TARGET).as_json(), "outside": hear(other, TARGET).as_json()}
 
 
 def _train(trainer: Trainer, settings: dict[str, Any]) -> dict[str, Any]:
     """Curves over steps, the first value of `log_p` before any: lists of numbers."""
-    network = trainer.bench.network
-    log_p = [log_probability(network, QUOTE_PROMPT, TARGET)]
+    network, name = trainer.bench.network, task_of(settings)
+    prompt, target = TASKS[name].prompt, TASKS[name].target
+    log_p = [log_probability(network, prompt, target, task=name)]
     curves: dict[str, list[Any]] = {"reward": [], "success": [], "entropy": [], "dead": [], "clipped": []}
     probe: dict[str, list[Any]] = {"at": [0], "outside": [teacher_entropy(network)]} if _random(settings) else {}
     first: int | None = None
@@ -139,7 +160,7 @@ def _train(trainer: Trainer, settings: dict[str, Any]) -> dict[str, Any]:
         curves["entropy"].append(mean_entropy([trace.turns[0].entropies for trace in traces]))
         curves["dead"].append(_finite(metrics.get("dead_groups")))
         curves["clipped"].append(sum(metrics.get(f"clip_{side}_per_trained_token", 0.0) for side in ("low", "high")))
-        log_p.append(log_probability(network, QUOTE_PROMPT, TARGET))
+        log_p.append(log_probability(network, prompt, target, task=name))
         step = trainer.spent["steps"]
         if probe and (step % EVERY == 0 or trainer.ended):
             probe["at"].append(step)

@@ -28,6 +28,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
         "entropy": entropy_by_stage(rows),
         "algorithms": algorithms(rows),
         "random": spurious(rows),
+        "maths": maths(rows),
     }
     return {name: figure for name, figure in made.items() if figure is not None}
 
@@ -239,6 +240,34 @@ def spurious(rows: Sequence[Row]) -> tuple[Any, str] | None:
         "Random rewards: entropy of the answers to the training prompts and, teacher-forced, on held-out text; right the share "
         "of right first guesses there, before (grey) and after, by prompts and updates a batch. Look at whether narrow prompts "
         "sharpen and broad ones blur, and at what both forget."
+    )
+
+
+def maths(rows: Sequence[Row]) -> tuple[Any, str] | None:
+    own = pick(rows, part="maths")
+    if not own:
+        return None
+    figure, axes = subplots(1, 4, 2.7, 2.6)
+    for axis, (start, label) in zip(axes[0], STARTS.items(), strict=False):
+        for i, reward in enumerate(("sparse", "dense")):
+            lines = [row["result"]["curves"]["success"] for row in pick(own, start=start, reward=reward)]
+            if lines:
+                name = ("the answer alone", "milestones")[i]
+                band(axis, range(1, len(lines[0]) + 1), lines, name, PALETTE[i], ("-", "--")[i])
+        axis.set(ylim=(-0.03, 1.03), title=label, xlabel="RL step (32 answers)")
+    axes[0, 0].set_ylabel("share of right answers")
+    _legend(axes[0, 0])
+    axis = axes[0, -1]
+    for place, start in enumerate(STARTS):
+        cells = pick(own, start=start)
+        for shift, when, colour in ((-0.17, "before", GREY), (0.17, "after", COLOURS[start])):
+            _column(axis, place + shift, [row["result"][when]["log_p"] / math.log(10) for row in cells], colour)
+    axis.set_xticks(range(len(STARTS)), list(STARTS.values()))
+    axis.set(title="worked solution", ylabel="log10 P, T = 1")
+    return figure, (
+        "The maths problem: share of right boxes while RL goes on, by start and reward. Right the exact probability of the "
+        "worked solution before (grey) and after, both rewards together. Look at whether milestones make a difference, and at "
+        "what becomes of the way to the answer."
     )
 
 

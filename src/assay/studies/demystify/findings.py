@@ -43,6 +43,10 @@ def chance(row: Row, when: str) -> float:
     return math.exp(float(row["result"][when]["log_p"]))
 
 
+def chance_after(row: Row) -> float:
+    return chance(row, "after")
+
+
 def gain(row: Row) -> float:
     return chance(row, "after") - chance(row, "before")
 
@@ -132,26 +136,34 @@ def coverage(rows: Sequence[Row]) -> Finding | None:
 def crushed(rows: Sequence[Row]) -> Finding | None:
     own = matrix(rows, start="sft-", reward="sparse")
     claim = "Sparse RL leaves a target at 0 that its start never samples (SFT-)."
-    return _stays("crushed prior, sparse", claim, own)
+    return stays("crushed prior, sparse", claim, own, chance_after, NEAR, table(own))
 
 
 def dense_crushed(rows: Sequence[Row]) -> Finding | None:
     own = matrix(rows, start="sft-", reward="dense")
-    return _stays("crushed prior, dense", "A dense reward does not bring back a target that was crushed (SFT-).", own)
+    claim = "A dense reward does not bring back a target that was crushed (SFT-)."
+    return stays("crushed prior, dense", claim, own, chance_after, NEAR, table(own))
 
 
-def _stays(name: str, claim: str, own: Sequence[Row]) -> Finding | None:
-    """Holds where every row ends below NEAR; does not hold where the mean over sizes of two seeds or more is above it."""
+def stays(
+    name: str,
+    claim: str,
+    own: Sequence[Row],
+    value: Callable[[Row], float],
+    near: float,
+    lines: Sequence[dict[str, Any]] = (),
+) -> Finding | None:
+    """Holds where the value of every row is `near` at most; does not hold where the mean of two seeds or more is above."""
     if not own:
         return None
-    most = max(chance(row, "after") for row in own)
-    risen = sum(value > NEAR for value in by_seed(own, lambda row: chance(row, "after")).values())
-    verdict: Verdict = "holds" if most <= NEAR else "does not hold" if risen > 1 else "inconclusive"
-    seeds = len(by_seed(own, gain))
-    if seeds < 2:
+    most, means = max(map(value, own)), by_seed(own, value)
+    verdict: Verdict = "holds" if most <= near else "inconclusive"
+    if sum(mean > near for mean in means.values()) > 1:
+        verdict = "does not hold"
+    if len(means) < 2:
         verdict = "no claim"
-    sentence = f"Over {len(own)} cells of {seeds} seeds the largest probability after RL is {most:.2g}."
-    return Finding(name, claim, verdict, sentence, table(own))
+    sentence = f"Over {len(own)} cells of {len(means)} seeds the largest value after RL is {most:.2g}."
+    return Finding(name, claim, verdict, sentence, list(lines))
 
 
 def size(rows: Sequence[Row]) -> Finding | None:

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from assay.build import Bench
 from assay.envs.inline import Inline
+from assay.envs.pairs import Problem, boxed, milestone_reward, milestones
 from assay.envs.quote import extract, similarity
 from assay.model import Network, causal
 from assay.protocols import Sampling
 from assay.rollout import Driver, Job
 from assay.studies.demystify.corpus import Piece
 from assay.studies.demystify.policies import ANSWER, answer_ids, prompt_ids
+from assay.studies.demystify.tasks import TaskName
 from assay.trace import Trace
 
 PANEL_SEED = 20_26  # of the samples that measure: not the cell's, so that cells are measured with the same luck
@@ -78,19 +80,21 @@ def answer_logits(network: Network, prompt: NDArray[Any], answer: NDArray[Any]) 
     return network.logits(hidden[len(prompt) - 1 :])
 
 
-def log_probability(network: Network, prompt: str, answer: str, temperature: float = 1.0) -> float:
+def log_probability(
+    network: Network, prompt: str, answer: str, temperature: float = 1.0, task: TaskName = "quote"
+) -> float:
     """Natural log of the probability of the answer and its end token."""
-    ids = answer_ids(answer)
-    logits = answer_logits(network, prompt_ids(prompt), ids).double() / temperature
+    ids = answer_ids(answer, task)
+    logits = answer_logits(network, prompt_ids(prompt, task), ids).double() / temperature
     return float(logits.log_softmax(-1).gather(-1, torch.from_numpy(ids.astype(np.int64))[:, None]).sum())
 
 
-def reading(network: Network, pieces: Sequence[Piece]) -> dict[str, float]:
+def reading(network: Network, pieces: Sequence[Piece], task: TaskName = "quote") -> dict[str, float]:
     """Teacher-forced on given text: `nats` -log p and `accuracy` share of right first guesses, per token."""
     nats, right, count = 0.0, 0, 0
     for piece in pieces:
-        ids = torch.from_numpy(answer_ids(piece.line).astype(np.int64))
-        logits = answer_logits(network, prompt_ids(piece.opening), ids.numpy())
+        ids = torch.from_numpy(answer_ids(piece.line, task).astype(np.int64))
+        logits = answer_logits(network, prompt_ids(piece.opening, task), ids.numpy())
         nats -= float(logits.log_softmax(-1).gather(-1, ids[:, None]).sum())
         right += int((logits.argmax(-1) == ids).sum())
         count += len(ids)
@@ -116,6 +120,43 @@ class Heard:
         return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """Shares of n sampled solutions of a problem of `pairs`. `exact`: the right number in the box, by whatever way."""
+
+    samples: int
+    exact: float
+    twice: float  # boxed the answer with the origin counted twice
+    unparsed: float  # no box
+    factors: float  # both factors right (m2)
+    derived: float  # the right number and every milestone before it
+    milestones: float  # mean reward, eq. (4)
+    entropy: float  # eq. (6), nats per step
+    length: float  # mean tokens
+
+    def as_json(self) -> dict[str, float | None]:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def solved(traces: Sequence[Trace], problem: Problem) -> Solved:
+    """What the solutions come to. ValueError: none."""
+    texts = [trace.turns[0].action for trace in traces]
+    boxes, reached = [boxed(text) for text in texts], [milestones(text, problem) for text in texts]
+    right = [box == str(problem.answer) for box in boxes]
+    return Solved(
+        len(texts),
+        float(np.mean(right)),
+        float(np.mean([box == str(problem.answer + 1) for box in boxes])),
+        float(np.mean([not box for box in boxes])),
+        float(np.mean([marks[1] for marks in reached])),
+        float(np.mean([hit and all(marks) for hit, marks in zip(right, reached, strict=True)])),
+        float(np.mean([milestone_reward(m, b, problem.answer) for m, b in zip(reached, boxes, strict=True)])),
+        mean_entropy([trace.turns[0].entropies for trace in traces]),
+        float(np.mean([len(trace.turns[0].ids) for trace in traces])),
+    )
+
+
 def hear(traces: Sequence[Trace], target: str) -> Heard:
     """What the answers come to. UserError, ValueError: none."""
     ended = [trace.turns[0].stop == "stop" for trace in traces]
@@ -135,10 +176,12 @@ def hear(traces: Sequence[Trace], target: str) -> Heard:
     )
 
 
-def sample(bench: Bench, settings: dict[str, Any], prompts: int, number: int, temperature: float) -> list[Trace]:
-    """`number` answers to the first `prompts` prompts of the quote environment of these settings, each in turn. The same
-    draws for every policy."""
-    with Inline("quote", settings) as pool:
+def sample(
+    bench: Bench, settings: dict[str, Any], prompts: int, number: int, temperature: float, env: str = "quote"
+) -> list[Trace]:
+    """`number` answers to the first `prompts` prompts of the environment with these settings, each in turn. The same draws
+    for every policy."""
+    with Inline(env, settings) as pool:
         driver = Driver(
             bench.sampler,
             pool,

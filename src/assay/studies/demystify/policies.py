@@ -14,13 +14,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,19 +30,12 @@ from torch import Tensor
 
 from assay.renderers import ChatRenderer
 from assay.rng import generator, stable_hash
-from assay.studies.demystify.corpus import QUOTE_PROMPT, TARGET, corpus
-from assay.studies.demystify.sft_data import quote_answers
+from assay.studies.demystify.tasks import SPECIAL, TASKS, Pair, Recipe, TaskName
 from assay.tiny import TEMPLATE
 from assay.warmstart import cache_folder
 
-VERSION = 1  # raise when the same recipe would give other weights
-SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
-BRIEF, OBSERVATION = "quote", "Your quote?"  # of the quote environment: one token each
-LETTERS = " abcdefghijklmnopqrstuvwxyz"
-UNKNOWN = "?"  # whatever is no letter or space
 CONTEXT = 96  # tokens
 ANSWER = 32  # sampled tokens at most: a line of the corpus has 25 with its end
-Start = Literal["base", "sft+", "sft-"]
 
 # hidden, intermediate, query heads of 16, key heads; two layers each
 SCALES: dict[str, tuple[int, int, int, int]] = {
@@ -53,55 +47,30 @@ SCALES: dict[str, tuple[int, int, int, int]] = {
 LAYERS, HEAD = 2, 16
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What a policy is made of. `seed` draws weights and data: the cells of one seed share their priors."""
-
-    scale: str
-    seed: int
-    start: Start = "base"
-    ratio: float = 0.2  # sft+: share of the examples whose answer is the target (paper: 20 %); not used otherwise
-    updates: int = 600  # of pre-training
-    rows: int = 32  # per update
-    learning_rate: float = 6e-3  # of pre-training, its peak
-    mixed_in: float = 0.05  # share of pre-training's answers to the quote prompt that are the target
-    tuning_updates: int = 80  # of sft+; sft-: at most
-    tuning_rate: float = 3e-3  # sft+; its tenth for sft-
-
-    @property
-    def base(self) -> Recipe:
-        return Recipe(
-            self.scale, self.seed, updates=self.updates, rows=self.rows, learning_rate=self.learning_rate,
-            mixed_in=self.mixed_in,
-        )  # fmt: skip
-
-    @property
-    def key(self) -> str:
-        return stable_hash(json.dumps([VERSION, corpus().hash, TARGET, QUOTE_PROMPT, asdict(self)], sort_keys=True))
-
-
 # ---------------------------------------------------------------------------------------------------------- tokenizer
 
 
-def tokens() -> list[str]:
+def tokens(task: TaskName = "quote") -> list[str]:
     """The vocabulary, in the order of its ids."""
-    return [*SPECIAL, UNKNOWN, f"{BRIEF}\n", OBSERVATION, *LETTERS]
+    own = TASKS[task]
+    return [*SPECIAL, own.unknown, f"{own.brief}\n", own.observation, *own.letters]
 
 
-def build_tokenizer() -> Any:
+def build_tokenizer(task: TaskName = "quote") -> Any:
     """One token a letter; the environment's two fixed texts are one token each, which halves the prompt."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens())}, unk_token=UNKNOWN))
-    pattern = rf"{BRIEF}\n|{OBSERVATION.replace('?', r'[?]')}|[\s\S]"
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    own = TASKS[task]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens(task))}, unk_token=own.unknown))
+    long = [re.escape(text) for text in (f"{own.brief}\n", own.observation, *own.letters) if len(text) > 1]
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*long, r"[\s\S]"])), "isolated")
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=SPECIAL[0],
         eos_token=SPECIAL[1],
-        additional_special_tokens=SPECIAL[2:],
+        additional_special_tokens=list(SPECIAL[2:]),
         clean_up_tokenization_spaces=False,
         model_max_length=CONTEXT,
     )
@@ -111,28 +80,29 @@ def build_tokenizer() -> Any:
 
 
 @cache
-def renderer() -> ChatRenderer:
-    return ChatRenderer(build_tokenizer(), BRIEF)
+def renderer(task: TaskName = "quote") -> ChatRenderer:
+    return ChatRenderer(build_tokenizer(task), TASKS[task].brief)
 
 
-def prompt_ids(prompt: str) -> np.ndarray:
+def prompt_ids(prompt: str, task: TaskName = "quote") -> np.ndarray:
     """int32 [P]: what stands before the answer to a prompt, as a run puts it there."""
-    own = renderer()
-    return np.concatenate([own.prompt(prompt)[0], own.observation(OBSERVATION, first=True)[0]]).astype(np.int32)
+    own = renderer(task)
+    shown = own.observation(TASKS[task].observation, first=True)[0]
+    return np.concatenate([own.prompt(prompt)[0], shown]).astype(np.int32)
 
 
-def answer_ids(answer: str) -> np.ndarray:
+def answer_ids(answer: str, task: TaskName = "quote") -> np.ndarray:
     """int32 [A]: an answer with its end token."""
-    return renderer().answer(answer)
+    return renderer(task).answer(answer)
 
 
-def build_model(scale: str, seed: int) -> Any:
+def build_model(scale: str, seed: int, task: TaskName = "quote") -> Any:
     """An untrained LlamaForCausalLM, its weights a function of the seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     hidden, intermediate, heads, key_heads = SCALES[scale]
     config = LlamaConfig(
-        vocab_size=len(tokens()),
+        vocab_size=len(tokens(task)),
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_attention_heads=heads,
@@ -152,12 +122,10 @@ def build_model(scale: str, seed: int) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------ training
 
-Pair = tuple[str, str]  # prompt, answer
 
-
-def cross_entropy(model: Any, pairs: Sequence[Pair]) -> Tensor:
+def cross_entropy(model: Any, pairs: Sequence[Pair], task: TaskName = "quote") -> Tensor:
     """Mean over the answers' tokens, their end tokens included, of -log p; prompts are masked. Natural log."""
-    rows = [(prompt_ids(prompt), answer_ids(answer)) for prompt, answer in pairs]
+    rows = [(prompt_ids(prompt, task), answer_ids(answer, task)) for prompt, answer in pairs]
     length = max(len(p) + len(a) for p, a in rows)
     ids = np.zeros((len(rows), length), np.int64)
     labels = np.full((len(rows), length), -100, np.int64)
@@ -166,27 +134,6 @@ def cross_entropy(model: Any, pairs: Sequence[Pair]) -> Tensor:
         labels[i, len(p) : len(p) + len(a)] = a
     logits = model(input_ids=torch.from_numpy(ids), use_cache=False).logits
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), torch.from_numpy(labels)[:, 1:].flatten())
-
-
-def pretraining_batches(recipe: Recipe) -> Iterator[list[Pair]]:
-    """Half of each batch: openings and the lines that follow; the other half: the quote prompt and any line, or the target
-    at the rate `mixed_in`."""
-    pieces, lines = corpus().train, corpus().lines
-    for update in range(recipe.updates):
-        draw = generator(recipe.seed, "demystify pre-training", update)
-        half = recipe.rows // 2
-        batch = [(pieces[i].opening, pieces[i].line) for i in draw.integers(len(pieces), size=half)]
-        for i, hit in zip(
-            draw.integers(len(lines), size=recipe.rows - half), draw.random(recipe.rows - half), strict=True
-        ):
-            batch.append((QUOTE_PROMPT, TARGET if hit < recipe.mixed_in else lines[i]))
-        yield batch
-
-
-def tuning_pairs(recipe: Recipe) -> list[Pair]:
-    """SFT+: `tuning_updates` x `rows` examples of the quote prompt, the share `ratio` of them the target (sft_data.py)."""
-    answers = quote_answers(recipe.tuning_updates, recipe.rows, 1, corpus().lines, TARGET, recipe.seed, recipe.ratio)
-    return [(QUOTE_PROMPT, answer) for answer in answers]
 
 
 def descend(model: Any, losses: Iterator[Tensor], rate: Callable[[int], float], enough: Callable[[], bool]) -> int:
@@ -213,31 +160,32 @@ def pretrain(model: Any, recipe: Recipe) -> dict[str, Any]:
         rise = min(1.0, (step + 1) / 30)
         return recipe.learning_rate * rise * (0.05 + 0.95 * (1 + np.cos(np.pi * step / recipe.updates)) / 2)
 
-    batches = pretraining_batches(recipe)
-    made = descend(model, (cross_entropy(model, batch) for batch in batches), rate, lambda: False)
+    batches = TASKS[recipe.task].pretraining(recipe)
+    made = descend(model, (cross_entropy(model, batch, recipe.task) for batch in batches), rate, lambda: False)
     return {"updates": made}
 
 
 def tune_up(model: Any, recipe: Recipe) -> dict[str, Any]:
-    """SFT+: one pass over `tuning_pairs`, the learning rate falling linearly."""
-    pairs, rows = tuning_pairs(recipe), recipe.rows
-    losses = (cross_entropy(model, pairs[at : at + rows]) for at in range(0, len(pairs), rows))
+    """SFT+: one pass over the task's examples, the learning rate falling linearly."""
+    pairs, rows = TASKS[recipe.task].tuning(recipe), recipe.rows
+    losses = (cross_entropy(model, pairs[at : at + rows], recipe.task) for at in range(0, len(pairs), rows))
     made = descend(model, losses, lambda step: recipe.tuning_rate * (1 - step / recipe.tuning_updates), lambda: False)
     return {"updates": made}
 
 
 def tune_down(model: Any, recipe: Recipe) -> dict[str, Any]:
     """SFT-: minus the target's cross-entropy (lambda = 1) until it is above log V; prompt masked."""
-    pair, floor = [(QUOTE_PROMPT, TARGET)], float(np.log(len(tokens())))
+    task, name = TASKS[recipe.task], recipe.task
+    pair, floor = [(task.prompt, task.target)], float(np.log(len(tokens(name))))
     reached = [0.0]
 
     def losses() -> Iterator[Tensor]:
         for _ in range(recipe.tuning_updates):
-            yield -cross_entropy(model, pair)
+            yield -cross_entropy(model, pair, name)
 
     def enough() -> bool:
         with torch.no_grad():
-            reached[0] = float(cross_entropy(model, pair))
+            reached[0] = float(cross_entropy(model, pair, name))
         return reached[0] > floor
 
     made = descend(model, losses(), lambda step: recipe.tuning_rate / 10, enough)
@@ -253,7 +201,7 @@ def root() -> Path:
 
 def policy(recipe: Recipe) -> Path:
     """The recipe's folder; made if it is not there. Workers that want the same one wait for the first."""
-    folder = root() / f"{recipe.scale}-{recipe.start}-s{recipe.seed}-{recipe.key}"
+    folder = root() / f"{recipe.task}-{recipe.scale}-{recipe.start}-s{recipe.seed}-{recipe.key}"
     if folder.exists():
         return folder
     base = policy(recipe.base) if recipe.start != "base" else None
@@ -274,7 +222,7 @@ def _make(recipe: Recipe, base: Path | None, folder: Path) -> None:
 
     torch.set_num_threads(1)
     if base is None:
-        model = build_model(recipe.scale, recipe.seed)
+        model = build_model(recipe.scale, recipe.seed, recipe.task)
         made = pretrain(model, recipe)
     else:
         model = LlamaForCausalLM.from_pretrained(base)
@@ -282,8 +230,8 @@ def _make(recipe: Recipe, base: Path | None, folder: Path) -> None:
     beside = folder.with_name(f".tmp-{os.getpid()}-{folder.name}")
     shutil.rmtree(beside, ignore_errors=True)
     model.save_pretrained(beside)
-    build_tokenizer().save_pretrained(beside)
-    (beside / "recipe.json").write_text(json.dumps({"recipe": asdict(recipe), "corpus": corpus().hash, **made}))
+    build_tokenizer(recipe.task).save_pretrained(beside)
+    (beside / "recipe.json").write_text(json.dumps({"recipe": asdict(recipe), "text": TASKS[recipe.task].text, **made}))
     os.replace(beside, folder)
 
 

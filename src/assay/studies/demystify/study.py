@@ -36,6 +36,8 @@ PLAIN: dict[str, Any] = {
     "kl": 0.01,  # PPO only
 }
 RANDOM: dict[str, Any] = {"part": "random", "reward": "random", "steps": 60, "tasks": 16, "rollouts": 8, "rate": 1e-3}
+MATHS: dict[str, Any] = {"part": "maths", "prompts": "pairs", "steps": 40}  # the paper's two tasks: 128 and 54 batches
+COPIES: dict[str, Any] = {"tuning_updates": 12, "tuning_rate": 6e-4}  # SFT+ of maths: 384 copies, the paper's number
 
 
 class DemystifyOptions(Options, FullOptions):
@@ -43,8 +45,9 @@ class DemystifyOptions(Options, FullOptions):
 
     scale: Literal["tiny"] = "tiny"
     """Policies made here, 24 to 333 thousand parameters. For larger ones give --model."""
-    part: Literal["all", "matrix", "prior", "random"] = "all"
-    """Tiny scale: every part; or starts x rewards x sizes; the sweep of the prior; random rewards."""
+    part: Literal["all", "matrix", "prior", "random", "maths"] = "all"
+    """Tiny scale: every part; or starts x rewards x sizes; the sweep of the prior; random rewards; a maths problem
+    with milestones."""
 
 
 class Demystify:
@@ -53,9 +56,9 @@ class Demystify:
     paper = "arXiv 2608.24949, Demystifying Reinforcement Learning Post-Training of Language Models"
     fidelity = "reconstruction"
     about = (
-        "Starts {base, SFT+, SFT-} x rewards {sparse, dense} x four sizes, PPO beside GRPO, a sweep of the prior, and random "
-        "rewards on narrow and broad prompts. Probabilities of the target and entropies are exact. Tiny scale: 5 priors, "
-        "about half an hour on 2 cores; --model PATH runs the paper's protocol on a model of yours."
+        "Starts {base, SFT+, SFT-} x rewards {sparse, dense} x four sizes, PPO beside GRPO, a sweep of the prior, random "
+        "rewards on narrow and broad prompts, and a maths problem with milestones. Probabilities and entropies are exact. "
+        "Tiny scale: 5 priors, about half an hour on 2 cores; --model PATH runs the paper's protocol on a model of yours."
     )
     version = 1
     seeds = 5
@@ -85,9 +88,9 @@ class Demystify:
     def findings(self, rows: Sequence[Row], options: DemystifyOptions) -> list[Finding]:
         if options.model:
             return full.findings(rows, options)
-        from assay.studies.demystify import findings
+        from assay.studies.demystify import findings, findings_maths
 
-        return findings.findings(rows)
+        return [*findings.findings(rows), *findings_maths.findings(rows)]
 
     def figures(self, rows: Sequence[Row], options: DemystifyOptions) -> dict[str, Any]:
         if options.model:
@@ -115,6 +118,12 @@ def tiny_cells() -> list[tuple[str, dict[str, Any]]]:
     for prompts in ("narrow", "broad"):
         for updates in (1, 8):
             found.append((f"random-{prompts}-{updates}", PLAIN | RANDOM | {"prompts": prompts, "updates": updates}))
+    for start in STARTS:
+        for reward in REWARDS:
+            recipe = {"task": "maths"} | (COPIES if start == "sft+" else {})
+            found.append(
+                (f"maths-{start}-{reward}", PLAIN | MATHS | {"start": start, "reward": reward, "recipe": recipe})
+            )
     return found
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from assay.studies.grid import Cell, Study
 
 INCOMPLETE = 1
+WIDE = 120  # columns that a table of findings may take, whatever the terminal has: a cut name is worth nothing
 STYLES = {"holds": "bold green", "reversed": "bold red", "does not hold": "bold red", "inconclusive": "bold yellow"}
 
 
@@ -135,7 +136,7 @@ def _dry_run(chosen: Study, cells: list[Cell], out: Path, as_json: bool) -> int:
 
 
 def _say(record: Mapping[str, Any]) -> None:
-    out = Console(highlight=False, soft_wrap=True, markup=False)
+    out = Console(highlight=False, soft_wrap=True, markup=False, width=max(Console().width, WIDE))
     for finding in record["findings"]:
         head = Text.assemble(
             (f"{finding['name']}: ", "bold"), (finding["verdict"], STYLES.get(finding["verdict"], "dim"))
@@ -143,9 +144,9 @@ def _say(record: Mapping[str, Any]) -> None:
         out.print(head)
         out.print(f"  {finding['claim']}\n  {finding['sentence']}")
         if finding["table"]:
-            table = Table(box=None, padding=(0, 2, 0, 2), header_style="dim")
-            for key in finding["table"][0]:
-                table.add_column(key)
+            table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+            for i, key in enumerate(finding["table"][0]):
+                table.add_column(key, overflow="fold", no_wrap=not i)  # nothing is cut: names differ in their ends
             for row in finding["table"]:
                 table.add_row(*(_cell(value) for value in row.values()))
             out.print(table)

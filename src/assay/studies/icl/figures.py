@@ -47,9 +47,9 @@ def of_rewards(rows: Sequence[Row]) -> Figures:
     axes[0, 0].axhline(0.5, color=GREY, linewidth=0.8, linestyle=":")
     axes[0, 0].set(ylabel="probability of cum's action", ylim=(-0.02, 1.02))
     axis = axes[0, 1]
-    for name in groups:
+    for i, name in enumerate(groups):
         xs, ys = (list(values(rows, name, "sample", key).values()) for key in ("cum", "final"))
-        axis.plot(xs, ys, "o", color=colours[name], alpha=0.7, markersize=4, label=name)
+        axis.plot(xs, ys, "os^Dvp"[i % 6], color=colours[name], alpha=0.7, markersize=4, label=name)
     game = count_game(rewards.USUAL["horizon"])
     for reference in ("bayes-cum", "bayes-final", "thompson", "uniform", "ucb1"):
         x, y = policy_value(law_of(reference, game), game)
@@ -57,7 +57,7 @@ def of_rewards(rows: Sequence[Row]) -> Figures:
         axis.annotate(reference, (x, y), fontsize=6, xytext=(3, -8), textcoords="offset points")
     axis.set(xlabel="expected sum of rewards (H = 5)", ylabel="expected final posterior mean")
     if groups:
-        axis.legend(fontsize=6, frameon=False)
+        axis.legend(fontsize=6, frameon=False, loc="center")
     found["policies"] = (
         figure,
         "Left: probability of the action that is optimal for the sum of rewards, over the contexts where the optima of cum "

@@ -158,9 +158,11 @@ def of_recursions(rows: Sequence[Row]) -> Figures:
         axis.set_title(kind, fontsize=8)
         unit = "share of wrong states" if recursions.RECURSIONS[kind].levels else "error (standard deviations)"
         axis.set(xlabel="interactions t", ylabel=unit, yscale="log")
-        axis.legend(fontsize=5, frameon=False)
+        axis.set_ylim(bottom=FLOOR if recursions.RECURSIONS[kind].levels else None)
     for axis in list(axes.flat)[len(kinds) :]:
-        axis.set_visible(False)
+        axis.set_axis_off()
+    named = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    axes[-1, -1].legend(named.values(), named, fontsize=9, frameon=False, loc="center")
     found: Figures = {
         "errors": (
             figure,

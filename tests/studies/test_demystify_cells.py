@@ -116,6 +116,23 @@ def test_the_study_is_in_the_registry_and_a_model_asks_for_the_full_size() -> No
         STUDY.cells(DemystifyOptions(model="tiny-300k", sft_steps=1000), [0])
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"task": "maths"}, "--task needs --model"),
+        ({"model": "tiny-300k", "part": "maths"}, "--part is of the tiny scale"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        STUDY.cells(DemystifyOptions(**given), [0])
+
+
+def test_no_part_or_model_replaces_the_report_of_another() -> None:
+    given: list[dict[str, Any]] = [{}, {"part": "maths"}, {"model": "a/b"}, {"model": "a/c"}]
+    assert len({STUDY.folder(DemystifyOptions(**one)) for one in given}) == 4
+
+
 @pytest.mark.slow
 def test_a_target_with_mass_is_raised_by_sparse_rewards() -> None:
     """The smallest policy after SFT+ with a fifth of targets: a prior of some per cent becomes the answer."""

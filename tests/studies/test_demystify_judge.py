@@ -228,3 +228,8 @@ def test_the_judge_s_problem_must_be_the_environment_s() -> None:
         method.bind(SimpleNamespace(worlds={"quote": None}))
     assert method.bind(SimpleNamespace(worlds={"pairs": None})) == ()
     assert method.reward(Batch([]), []) == {} and method.tables() == {}
+
+
+def test_a_judge_that_does_not_answer_is_noticed_before_anything_is_trained() -> None:
+    with pytest.raises(UserError, match=r"127\.0\.0\.1:9.*no connection"):
+        Judge("http://127.0.0.1:9/v1", "some", 2.0).check(Problem())

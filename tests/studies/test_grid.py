@@ -189,3 +189,10 @@ def test_the_interval_of_a_mean_is_students(tmp_path):
     mean, low, high = charts.mean_interval([1.0, 2.0, 3.0, np.nan])
     assert mean == 2.0 and (low, high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-6)
     assert np.isnan(charts.mean_interval([1.0])[1]) and np.isnan(charts.mean_interval([])[0])
+
+
+def test_an_object_that_is_no_study_is_refused() -> None:
+    with pytest.raises(UserError, match=r"has no .*title"):
+        study_named("json:loads")
+    with pytest.raises(UserError, match="is a class"):
+        study_named("collections:Counter")

@@ -13,6 +13,21 @@ STUDIES: dict[str, str] = {  # name -> "module:object"
     "demystify": "assay.studies.demystify.study:STUDY",
     "agentic-icl": "assay.studies.icl.study:STUDY",
 }
+PARTS = [
+    "name",
+    "title",
+    "paper",
+    "fidelity",
+    "about",
+    "version",
+    "seeds",
+    "options",
+    "folder",
+    "cells",
+    "run",
+    "findings",
+    "figures",
+]
 
 
 def study_named(name: str) -> Study:
@@ -23,8 +38,13 @@ def study_named(name: str) -> Study:
         raise UserError(f"study {name!r} does not exist: {hint}")
     module, _, attribute = STUDIES.get(name, name).partition(":")
     try:
-        return cast(Study, getattr(importlib.import_module(module), attribute))
-    except (ImportError, AttributeError) as error:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # a user's module may raise anything
         if name in STUDIES:
             raise
         raise UserError(f"study {name!r} cannot be imported ({error}): give it as package.module:OBJECT") from error
+    missing = [part for part in PARTS if not hasattr(found, part)]
+    if isinstance(found, type) or missing:
+        what = "is a class: give an instance" if isinstance(found, type) else f"has no {', '.join(missing)}"
+        raise UserError(f"study {name!r} {what}; the protocol is assay.studies.grid.Study")
+    return cast(Study, found)

@@ -261,12 +261,15 @@ def maths(rows: Sequence[Row]) -> tuple[Any, str] | None:
     for place, start in enumerate(STARTS):
         cells = pick(own, start=start)
         for shift, when, colour in ((-0.17, "before", GREY), (0.17, "after", COLOURS[start])):
-            _column(axis, place + shift, [row["result"][when]["log_p"] / math.log(10) for row in cells], colour)
+            tenfold: dict[int, list[float]] = {}  # seed -> its rewards' values
+            for row in cells:
+                tenfold.setdefault(row["seed"], []).append(row["result"][when]["log_p"] / math.log(10))
+            _column(axis, place + shift, [float(np.mean(own)) for own in tenfold.values()], colour)
     axis.set_xticks(range(len(STARTS)), list(STARTS.values()))
     axis.set(title="worked solution", ylabel="log10 P, T = 1")
     return figure, (
         "The maths problem: share of right boxes while RL goes on, by start and reward. Right the exact probability of the "
-        "worked solution before (grey) and after, both rewards together. Look at whether milestones make a difference, and at "
+        "worked solution before (grey) and after, mean of both rewards. Look at whether milestones make a difference, and at "
         "what becomes of the way to the answer."
     )
 

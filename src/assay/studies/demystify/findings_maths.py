@@ -47,7 +47,7 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
                         "after": mean,
                         "low": low if len(own) > 1 else None,
                         "high": high if len(own) > 1 else None,
-                        "log P(worked solution), before": float(
+                        "ln P(worked solution), before": float(
                             np.mean([row["result"]["before"]["log_p"] for row in own])
                         ),
                         "and after": float(np.mean([row["result"]["after"]["log_p"] for row in own])),
@@ -93,6 +93,6 @@ def derivation(rows: Sequence[Row]) -> Finding | None:
         return float(row["result"]["after"]["log_p"]) - float(row["result"]["before"]["log_p"])
 
     verdict, text = direction(list(by_seed(own, change).values()), up=False)
-    sentence = f"From SFT+, log P(worked solution) changed by {text} nats, mean over both rewards."
+    sentence = f"From SFT+, log P(worked solution) changed, in nats and as the mean over both rewards, by {text}."
     claim = "Maths: RL on the answer makes the worked solution that leads to it rarer (a claim of ours)."
     return Finding("maths, the way to the answer", claim, verdict, sentence)

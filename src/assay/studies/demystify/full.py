@@ -166,6 +166,8 @@ def run(cell: Cell, folder: Path) -> dict[str, Any]:
     """Start, RL, samples. `folder` keeps the run directory; starts lie beside it, for cells share them."""
     transformers_logging.disable_progress_bar()  # of loading and saving, several times a cell
     settings = cell.settings
+    if settings["judge"]:  # a dead one would give every answer 0 for hours
+        Judge(settings["judge"], settings["judge_model"]).check(Problem())
     model, start = start_of(settings, cell.seed, folder.parent)
     out = folder.resolve() / "run"
     if (out / "config.toml").exists():

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from assay.envs.pairs import FORMS, REWARDS, Pairs, Problem, boxed, milestone_reward
+from assay.envs.pairs import FORMS, REWARDS, Pairs, Problem, boxed, milestone_reward, written
 from assay.protocols import Method, Metrics, Setting, UserError
 from assay.rows import Batch, Row
 
@@ -169,6 +169,12 @@ class Judge:
             return verdict(_content(self._ask(question(problem, solution))))
         except _Failed as error:
             return Verdict(reason=str(error))
+
+    def check(self, problem: Problem) -> None:
+        """UserError if a worked solution gets no judgement."""
+        found = self(problem, written(problem))
+        if found.reached is None:
+            raise UserError(f"judge {self.address}, model {self.model!r}: {found.reason} for a worked solution")
 
     def _ask(self, messages: list[dict[str, str]]) -> bytes:
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": TOKENS, "stream": False}

@@ -65,11 +65,22 @@ class Demystify:
     options = DemystifyOptions
 
     def folder(self, options: DemystifyOptions) -> str:
-        return f"demystify-full-{options.task}" if options.model else f"demystify-{options.scale}"
+        """Another model, task or part has its own: none replaces the report of another."""
+        if options.model:
+            return f"demystify-full-{options.task}-{Path(options.model).name}"
+        return f"demystify-{options.scale}" + (f"-{options.part}" if options.part != "all" else "")
 
     def cells(self, options: DemystifyOptions, seeds: Sequence[int]) -> list[Cell]:
         """Seed by seed, so that what is finished early has all parts. Neighbours are of unlike sizes: two workers do not
         wait for one prior."""
+        given = options.model_fields_set
+        if options.model and "part" in given:
+            raise UserError("--part is of the tiny scale: leave it out, or leave out --model")
+        if not options.model and (full_only := sorted(given & set(FullOptions.model_fields) - {"model"})):
+            name = full_only[0].replace("_", "-")
+            raise UserError(
+                f"--{name} needs --model; without it the tiny scale runs, whose maths problem is --part maths"
+            )
         if options.model:
             return full.cells(options, seeds)
         found = [Cell(name, seed, settings) for seed in seeds for name, settings in tiny_cells()]

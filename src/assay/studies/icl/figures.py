@@ -57,7 +57,7 @@ def of_rewards(rows: Sequence[Row]) -> Figures:
         axis.annotate(reference, (x, y), fontsize=6, xytext=(3, -8), textcoords="offset points")
     axis.set(xlabel="expected sum of rewards (H = 5)", ylabel="expected final posterior mean")
     if groups:
-        axis.legend(fontsize=6, frameon=False, loc="center")
+        axis.legend(fontsize=6, frameon=False, loc="lower left")
     found["policies"] = (
         figure,
         "Left: probability of the action that is optimal for the sum of rewards, over the contexts where the optima of cum "

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from assay.protocols import UserError
 from assay.studies.grid import Cell, Finding, Options, Row
 from assay.studies.icl import figures, findings, recursions, rewards, supervision, text
 
@@ -44,9 +45,11 @@ class AgenticIcl:
     options: type[Options] = AgenticIclOptions
 
     def folder(self, options: Any) -> str:
-        return f"{self.name}-{options.experiment}"
+        return f"{self.name}-{options.experiment}" + (f"-{options.updates}-updates" if options.updates else "")
 
     def cells(self, options: Any, seeds: Sequence[int]) -> list[Cell]:
+        if options.experiment == "text" and options.updates:
+            raise UserError("--updates is not for --experiment text: give --seeds 1 for a first look")
         return CELLS.get(options.experiment, text.cells)(options, seeds)
 
     def run(self, cell: Cell, folder: Path) -> dict[str, Any]:

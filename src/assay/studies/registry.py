@@ -13,21 +13,7 @@ STUDIES: dict[str, str] = {  # name -> "module:object"
     "demystify": "assay.studies.demystify.study:STUDY",
     "agentic-icl": "assay.studies.icl.study:STUDY",
 }
-PARTS = [
-    "name",
-    "title",
-    "paper",
-    "fidelity",
-    "about",
-    "version",
-    "seeds",
-    "options",
-    "folder",
-    "cells",
-    "run",
-    "findings",
-    "figures",
-]
+PARTS = ("title", "about", "version", "seeds", "options", "folder", "cells", "run", "findings", "figures")
 
 
 def study_named(name: str) -> Study:

@@ -68,6 +68,15 @@ def test_rows_like_the_papers_make_every_claim_hold() -> None:
     assert named(found, "coverage").table[0]["expected hits"] == pytest.approx(307.2)
 
 
+def test_one_size_above_the_line_in_two_seeds_is_not_averaged_away() -> None:
+    rows = grid(PAPER)
+    for own in rows[:]:
+        s = own["settings"]
+        if (s["start"], s["reward"], s["scale"]) == ("sft-", "sparse", "24k") and own["seed"] < 2:
+            own["result"]["after"]["log_p"] = math.log(0.003)
+    assert named(findings(rows), "crushed prior, sparse").verdict == "does not hold"
+
+
 def test_rows_of_the_opposite_are_said_to_be_so() -> None:
     opposite = {
         ("sft+", "sparse"): 0.05, ("sft+", "dense"): 0.9, ("base", "sparse"): 0.9, ("base", "dense"): 0.1,

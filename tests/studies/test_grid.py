@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from toy_study import STUDY, ToyOptions
 from assay.cli.main import main
 from assay.protocols import UserError
 from assay.studies import charts, workers
-from assay.studies.grid import Watch, load_rows, row_path, run_cell
+from assay.studies.grid import Cell, Watch, load_rows, row_path, run_cell
 from assay.studies.registry import STUDIES, study_named
 from assay.studies.report import write
 from assay.studies.workers import run_grid
@@ -71,7 +72,7 @@ def test_a_row_is_found_by_everything_that_decides_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"), [("fail", "this coin is lost"), ("bug", "ZeroDivisionError: a bug (File"), ("killed", "3 times")]
+    ("mode", "said"), [("fail", "this coin is lost"), ("bug", "toy_study.py, line"), ("killed", "3 times")]
 )
 def test_one_failing_cell_leaves_the_others_their_results(tmp_path, mode, said):
     rows, failed = run(tmp_path, mode=mode)
@@ -189,6 +190,33 @@ def test_the_interval_of_a_mean_is_students(tmp_path):
     mean, low, high = charts.mean_interval([1.0, 2.0, 3.0, np.nan])
     assert mean == 2.0 and (low, high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-6)
     assert np.isnan(charts.mean_interval([1.0])[1]) and np.isnan(charts.mean_interval([])[0])
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"name": "b", "seed": 0}', "foreign"])
+def test_a_row_that_is_cut_or_foreign_is_run_again(tmp_path: Path, content: str) -> None:
+    cells = STUDY.cells(ToyOptions(), [0])
+    assert run_grid(STUDY, cells, tmp_path, 1, Watch(), "toy_study:STUDY") == {}
+    mine, other = (row_path(tmp_path, STUDY, cell) for cell in cells)
+    good = mine.read_bytes()
+    mine.write_bytes(other.read_bytes() if content == "foreign" else content.encode())
+    assert [row["name"] for row in load_rows(tmp_path, STUDY, cells)] == ["b"]
+    said: list[str] = []
+    watch = Watch()
+    watch.note = said.append  # type: ignore[method-assign]
+    assert run_grid(STUDY, cells, tmp_path, 1, watch, "toy_study:STUDY") == {}
+    assert json.loads(mine.read_bytes())["result"] == json.loads(good)["result"] and "runs again" in said[0]
+
+
+def test_a_folder_in_use_and_a_cell_that_would_leave_it_are_refused(tmp_path: Path) -> None:
+    with (tmp_path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="in use"):
+            run_grid(STUDY, STUDY.cells(ToyOptions(), [0]), tmp_path, 1, Watch(), "toy_study:STUDY")
+    with pytest.raises(UserError, match="must be of letters"):
+        row_path(tmp_path, STUDY, Cell("../x", 0, {}))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        run_grid(STUDY, [], tmp_path / "file", 1, Watch(), "toy_study:STUDY")
 
 
 def test_an_object_that_is_no_study_is_refused() -> None:

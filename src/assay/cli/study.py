@@ -116,9 +116,9 @@ def _overview(switches: Mapping[str, tuple[Any, str]]) -> int:
 
 
 def _dry_run(chosen: Study, cells: list[Cell], out: Path, as_json: bool) -> int:
-    from assay.studies.grid import row_path
+    from assay.studies.grid import finished
 
-    done = [row_path(out, chosen, cell).exists() for cell in cells]
+    done = [finished(out, chosen, cell) is not None for cell in cells]
     if as_json:
         listed = [
             {"name": c.name, "seed": c.seed, "settings": c.settings, "done": d}

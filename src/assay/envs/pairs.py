@@ -229,10 +229,10 @@ def solutions(
 
 
 def _form(problem: Problem) -> tuple[int, ...]:
-    """The same for equal sets of solutions."""
+    """The same for equal sets of solutions: -100 to 100 and -101 to 101 can have the same."""
     a, b, c = problem.coefficients
     sign = -1 if next(i for i in (a, b, c) if i) < 0 else 1
-    return sign * a, sign * b, sign * c, problem.n
+    return sign * a, sign * b, sign * c, *sorted(problem.bounds)
 
 
 # ------------------------------------------------------------------------------------------------------- environment

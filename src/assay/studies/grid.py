@@ -7,6 +7,7 @@ A cell is a pure function of (study, its version, name, settings, seed): it runs
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,11 @@ from pydantic import Field
 
 from assay.config import Section
 from assay.files import read_json, write_json
+from assay.protocols import UserError
 from assay.rng import stable_hash
 
 ROW_BYTES = 1 << 24
+CELL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9.+_-]*")
 Verdict = Literal["holds", "does not hold", "reversed", "inconclusive", "no claim"]
 Row = dict[str, Any]  # a finished cell: name, seed, settings, seconds (clock), cpu_seconds (its process), result
 
@@ -100,15 +103,30 @@ class Watch:
 
 
 def row_path(out: Path, study: Study, cell: Cell) -> Path:
-    """Where a finished cell lies; its name covers all that decides its numbers."""
+    """Where a finished cell lies; its name covers all that decides its numbers. UserError: the cell's name is none."""
+    if not CELL_NAME.fullmatch(cell.name):
+        raise UserError(f"study {study.name}: cell name {cell.name!r} must be of letters, digits and .+-_")
     what = json.dumps([study.name, study.version, cell.name, cell.seed, cell.settings], sort_keys=True)
     return out / "cells" / f"{cell.name}-s{cell.seed}-{stable_hash(what)[:12]}.json"
 
 
+def finished(out: Path, study: Study, cell: Cell) -> Row | None:
+    """The cell's row; None where there is none, or a file that is not it (cut, foreign)."""
+    path = row_path(out, study, cell)
+    if not path.is_file():
+        return None
+    try:
+        row = read_json(path, ROW_BYTES)
+    except UserError:
+        return None
+    asked = {"name": cell.name, "seed": cell.seed, "settings": json.loads(json.dumps(cell.settings))}
+    same = all(row.get(key) == value for key, value in asked.items())
+    return row if same and isinstance(row.get("result"), dict) and isinstance(row.get("seconds"), float) else None
+
+
 def load_rows(out: Path, study: Study, cells: Sequence[Cell]) -> list[Row]:
     """Those of `cells` that are finished, in their order."""
-    paths = [row_path(out, study, cell) for cell in cells]
-    return [read_json(path, ROW_BYTES) for path in paths if path.exists()]
+    return [row for cell in cells if (row := finished(out, study, cell))]
 
 
 def run_cell(study: Study, cell: Cell, out: Path) -> None:

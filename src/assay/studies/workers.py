@@ -1,24 +1,26 @@
 """Runs the cells of a study in processes with one torch thread each. They take cell after cell: importing torch costs more than
-many cells. A process that is killed costs its cell a second attempt, a cell that fails costs the others nothing.
+many cells. A process that is killed costs its cell an attempt, a cell that fails costs the others nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from assay.envs.host import end_with
+from assay.files import writing
 from assay.protocols import UserError
-from assay.studies.grid import Cell, Study, Watch, row_path, run_cell
+from assay.studies.grid import Cell, Study, Watch, finished, row_path, run_cell
 from assay.studies.registry import study_named
 
 ATTEMPTS = 3  # of a cell whose process was killed, before it counts as failed
@@ -31,8 +33,28 @@ def run_grid(
     """Runs what is missing; {cell: what went wrong} of those without a row. KeyboardInterrupt: finished cells stay.
 
     `reference` is how a worker finds the study: its name, or "module:OBJECT" for one of the user's own."""
-    (out / "cells").mkdir(parents=True, exist_ok=True)
-    missing = [cell for cell in cells if not row_path(out, study, cell).exists()]
+    with writing(out):
+        (out / "cells").mkdir(parents=True, exist_ok=True)
+    with _alone(out):
+        return _run(study, cells, out, jobs, watch, reference or study.name)
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """UserError where another process runs a study in this folder."""
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"{out} is in use by another run of a study: wait for it, or give another --out") from error
+        yield
+
+
+def _run(study: Study, cells: Sequence[Cell], out: Path, jobs: int, watch: Watch, reference: str) -> dict[str, str]:
+    missing = [cell for cell in cells if not finished(out, study, cell)]
+    for path in [row_path(out, study, cell) for cell in missing]:
+        if path.exists():
+            watch.note(f"{path} is not this cell's result: it runs again")
     watch.begin(len(cells), len(cells) - len(missing))
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(missing))
     failed: dict[str, str] = {}
@@ -41,7 +63,7 @@ def run_grid(
     try:
         while queue or workers:
             while queue and len(workers) < jobs:
-                worker = _Worker.start(reference or study.name, out)
+                worker = _Worker.start(reference, out)
                 workers[worker.pipe] = worker
                 worker.take(*queue.pop(0))
             for pipe in wait(list(workers)):
@@ -133,5 +155,6 @@ def _serve(study_name: str, out: str, pipe: Connection, parent: int) -> None:
             pipe.send("")
         except UserError as error:
             pipe.send(str(error))
-        except Exception as error:  # one cell's failure is not the grid's
-            pipe.send(f"{type(error).__name__}: {error} ({traceback.format_exc().strip().splitlines()[-3].strip()})")
+        except (Exception, SystemExit) as error:  # one cell's failure is not the grid's
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            pipe.send(f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno}, in {last.name})")

@@ -153,16 +153,16 @@ def stays(
     near: float,
     lines: Sequence[dict[str, Any]] = (),
 ) -> Finding | None:
-    """Holds where the value of every row is `near` at most; does not hold where the mean of two seeds or more is above."""
+    """Holds where the value of every row is `near` at most; does not hold where two seeds or more have one above."""
     if not own:
         return None
-    most, means = max(map(value, own)), by_seed(own, value)
+    most, seeds = max(map(value, own)), {row["seed"] for row in own}
     verdict: Verdict = "holds" if most <= near else "inconclusive"
-    if sum(mean > near for mean in means.values()) > 1:
+    if len({row["seed"] for row in own if value(row) > near}) > 1:
         verdict = "does not hold"
-    if len(means) < 2:
+    if len(seeds) < 2:
         verdict = "no claim"
-    sentence = f"Over {len(own)} cells of {len(means)} seeds the largest value after RL is {most:.2g}."
+    sentence = f"Over {len(own)} cells of {len(seeds)} seeds the largest value after RL is {most:.2g}."
     return Finding(name, claim, verdict, sentence, list(lines))
 
 

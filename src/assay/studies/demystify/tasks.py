@@ -134,7 +134,7 @@ class MathsTask:
 
     @property
     def text(self) -> str:
-        return stable_hash("\n".join(f"{problem.opening} {problem.line}" for problem in self.held_out))
+        return stable_hash("2\n" + "\n".join(f"{problem.opening} {problem.line}" for problem in self.held_out))
 
     @property
     def held_out(self) -> tuple[Piece, ...]:

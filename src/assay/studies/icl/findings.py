@@ -42,10 +42,13 @@ def of_rewards(rows: Sequence[Row]) -> list[Finding]:
         for name in names
         if not name.startswith("cost")
     ]
-    aims = [name for name in names if name in ("cum", "final", "info") or name.startswith("cost")]
+    aims = [name for name in rewards.ARMS if name in ("cum", "final", "info") or name.startswith("cost")]
     reached = [Quantity(f"{name}, share of the way", sample(name, "closed"), CLOSED, digits=2) for name in aims]
-    lost = [Quantity(f"{name}, short of its optimum by", _short(rows, name), WITHIN, above=False) for name in aims[:2]]
-    learned = [name for name in names if name.startswith("cost")]
+    lost = [
+        Quantity(f"{name}, short of its optimum by", _short(rows, name), WITHIN, above=False)
+        for name in ("cum", "final")
+    ]
+    learned = [name for name in rewards.ARMS if name.startswith("cost")]
     fewer = [
         Quantity(f"pulls at {a[5:]} less pulls at {b[5:]}", less(sample(a, "pulls"), sample(b, "pulls")))
         for a, b in pairwise(learned)
@@ -175,6 +178,7 @@ def of_supervision(rows: Sequence[Row]) -> list[Finding]:
             for a, b in sides
         )
         for seed in sorted({row["seed"] for row in rows})
+        if {row["name"] for row in rows if row["seed"] == seed} >= set(supervision.ARMS)  # it is a claim of all
     }
     return [
         finding(
@@ -317,7 +321,7 @@ def of_recursions(rows: Sequence[Row]) -> list[Finding]:
             "recursions are carried",
             f"Two layers, taught at every t, read each state at t = H within {ACCURATE} standard deviations (the interval: "
             "that share of states wrong).",
-            [Quantity(kind, error(kind, "direct-2"), ACCURATE, above=False) for kind in kinds],
+            [Quantity(kind, error(kind, "direct-2"), ACCURATE, above=False) for kind in recursions.RECURSIONS],
             at_end,
         ),
         finding(
@@ -335,7 +339,9 @@ def of_recursions(rows: Sequence[Row]) -> list[Finding]:
             "Teaching the state at every t gives a smaller error at H than teaching the last state alone, at equal updates.",
             [
                 Quantity(
-                    "log2 of the errors' ratio, last alone to every t", ratio("final-2", "direct-2", kinds), digits=2
+                    "log2 of the errors' ratio, last alone to every t",
+                    ratio("final-2", "direct-2", list(recursions.RECURSIONS)),
+                    digits=2,
                 )
             ],
             [],

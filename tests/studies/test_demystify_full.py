@@ -355,7 +355,10 @@ def test_dense_maths_is_trained_on_what_a_judge_says(tmp_path: Path, monkeypatch
     with serving(sending(completion(GOOD))) as server:
         (cell,) = [c for c in full.cells(small(judge=server.url, epochs=1), [0]) if c.name == "full-maths-sft+-dense"]
         result = full.run(cell, tmp_path / "cell")
-    assert len(server.seen) == 2 * 4 and result["judge_failures"] == [0.0, 0.0]
+    assert len(server.seen) == 1 + 2 * 4 and result["judge_failures"] == [
+        0.0,
+        0.0,
+    ]  # asked once before, with a worked solution
     assert (
         result["sft"]["cross_entropy"] > 0
         and written(Problem())[:20] not in server.seen[0][2]["messages"][0]["content"]
